@@ -1,0 +1,1 @@
+"""Reading weights, architectures as data, the ledger of their symmetries, and twins."""

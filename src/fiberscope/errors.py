@@ -1,0 +1,10 @@
+"""The one exception that means *your input, not our bug*."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """Bad input or usage: the message is one sentence that says what is wrong, where, and what to do.
+
+    The command line prints the message without a traceback and exits with code 3.
+    """
