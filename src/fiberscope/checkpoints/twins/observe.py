@@ -1,0 +1,91 @@
+"""What is observed of a model, as a torch module from an input bank to outputs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.twins.precision import float64_evaluation
+from fiberscope.errors import InputError
+
+OBSERVABLES = ("logits", "probabilities", "hidden")
+
+
+@cache
+def _module_class() -> type[Any]:
+    import torch
+
+    class Observation(torch.nn.Module):  # type: ignore[misc]
+        """Holds the model as `model`, so that parameters are called by their names below it."""
+
+        def __init__(self, model: Any, observable: str) -> None:
+            super().__init__()
+            self.model = model
+            self.observable = observable
+
+        def forward(self, inputs: dict[str, Any]) -> Any:
+            if self.observable == "hidden":
+                return _hidden(self.model, inputs)
+            logits = self.model(**inputs).logits
+            if self.observable == "probabilities":
+                return torch.log_softmax(logits, dim=-1)
+            return logits
+
+    return Observation
+
+
+def observation_module(model: Any, observable: str) -> Any:
+    """The module from named inputs to the observed outputs (sequence first).
+
+    Raises
+    ------
+    InputError
+        If the observable is unknown, or the class has no logits.
+    """
+    if observable not in OBSERVABLES:
+        raise InputError(
+            f"Observable {observable!r} is unknown: use one of {', '.join(OBSERVABLES)}."
+        )
+    name = type(model).__name__
+    if observable != "hidden" and (name.endswith("Model") and not name.endswith("LMHeadModel")):
+        raise InputError(
+            f"{name} has no {observable}: observe 'hidden', or use a class with a head."
+        )
+    return _module_class()(model, observable)
+
+
+def _hidden(model: Any, inputs: dict[str, Any]) -> Any:
+    """The last hidden state after the final norm; for encoder-decoders the decoder's."""
+    if type(model).__name__ == "T5ForConditionalGeneration":
+        memory = model.encoder(input_ids=inputs["input_ids"]).last_hidden_state
+        decoded = model.decoder(input_ids=inputs["decoder_input_ids"], encoder_hidden_states=memory)
+        return decoded.last_hidden_state
+    body = getattr(model, model.base_model_prefix, model)
+    return body(**inputs).last_hidden_state
+
+
+def relu_shares(module: Any, inputs: dict[str, Any]) -> NDArray[np.float64]:
+    """The share of tokens on which each ReLU neuron is on, over all layers; empty without ReLU."""
+    import torch
+
+    shares: list[Any] = []
+
+    def record(_: Any, __: Any, output: Any) -> None:
+        shares.append((output.reshape(-1, output.shape[-1]) > 0).double().mean(dim=0))
+
+    handles = [
+        part.register_forward_hook(record)
+        for part in module.modules()
+        if type(part).__name__ in ("ReLU", "ReLUSquaredActivation")
+    ]
+    if not handles:
+        return np.empty(0)
+    with torch.no_grad(), float64_evaluation():
+        module(inputs)
+    for handle in handles:
+        handle.remove()
+    joined: NDArray[np.float64] = torch.cat(shares).numpy()
+    return joined

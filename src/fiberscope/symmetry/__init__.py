@@ -1,0 +1,27 @@
+"""Groups that act on named parameters, one per file."""
+
+from fiberscope.symmetry.base import Element, Kind, Slot, Symmetry
+from fiberscope.symmetry.general_linear import GeneralLinear
+from fiberscope.symmetry.orthogonal import NormReaders, ResidualRotation, ones_complement
+from fiberscope.symmetry.permutation import Permutation
+from fiberscope.symmetry.rotary import RotaryCommutant
+from fiberscope.symmetry.scaling import ScaledSlot, Scaling
+from fiberscope.symmetry.sign import SignFlip
+from fiberscope.symmetry.translation import Translation
+
+__all__ = [
+    "Element",
+    "GeneralLinear",
+    "Kind",
+    "NormReaders",
+    "Permutation",
+    "ResidualRotation",
+    "RotaryCommutant",
+    "ScaledSlot",
+    "Scaling",
+    "SignFlip",
+    "Slot",
+    "Symmetry",
+    "Translation",
+    "ones_complement",
+]
