@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Bad input or usage: the message is one sentence that says what is wrong, where, and what to do.
+    """Bad input or usage, in one sentence: what is wrong, where, and what to do.
 
     The command line prints the message without a traceback and exits with code 3.
     """

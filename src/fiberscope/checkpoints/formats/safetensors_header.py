@@ -148,7 +148,10 @@ def _entry(path: Path, name: str, entry: object, start: int, size: int) -> Store
 
 
 def _are_counts(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    # bool is a subclass of int; beyond 63 bits nothing can be addressed.
+    return isinstance(value, list) and all(
+        type(item) is int and 0 <= item < 2**63 for item in value
+    )
 
 
 def _check_coverage(path: Path, tensors: list[StoredTensor], start: int, size: int) -> None:

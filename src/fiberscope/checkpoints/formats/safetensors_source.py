@@ -16,6 +16,7 @@ from fiberscope.checkpoints.formats.source import TensorInfo, WeightSource
 from fiberscope.checkpoints.formats.strict_json import read_object
 from fiberscope.errors import InputError
 
+_SHARDS_REMEDY = "download the index and the shards of one model again"
 _INDEX_REMEDY = "download or write the index again"
 
 
@@ -69,30 +70,30 @@ def open_sharded(index: Path) -> SafetensorsSource:
         disagree about where a tensor is.
     """
     weight_map = read_weight_map(index)
-    shards = list(dict.fromkeys(weight_map.values()))
-    for shard in shards:
+    placed: dict[str, set[str]] = {}
+    for name, shard in weight_map.items():
+        placed.setdefault(shard, set()).add(name)
+    for shard in placed:
         if kind_of(index.parent / shard) is None:
             raise InputError(
                 f"{index} names the shard {shard}, which is not beside it; download the missing file."
             )
     headers: list[tuple[Path, Header]] = []
-    for shard in shards:
+    for shard, expected in placed.items():
         file = index.parent / shard
         header = read_header(file)
         found = {tensor.name for tensor in header.tensors}
-        for name in found:
-            if weight_map.get(name) != shard:
-                placed = f"in {weight_map[name]}" if name in weight_map else "nowhere"
-                raise InputError(
-                    f"{file} stores the tensor {quoted(name)} and {index.name} places it {placed}; "
-                    f"download the index and the shards of one model again."
-                )
-        for name, target in weight_map.items():
-            if target == shard and name not in found:
-                raise InputError(
-                    f"{index.name} places the tensor {quoted(name)} in {file}, which does not store "
-                    f"it; download the index and the shards of one model again."
-                )
+        for name in sorted(found - expected):
+            where = f"in {weight_map[name]}" if name in weight_map else "nowhere"
+            raise InputError(
+                f"{file} stores the tensor {quoted(name)} and {index.name} places it {where}; "
+                f"{_SHARDS_REMEDY}."
+            )
+        for name in sorted(expected - found):
+            raise InputError(
+                f"{index.name} places the tensor {quoted(name)} in {file}, which does not store it; "
+                f"{_SHARDS_REMEDY}."
+            )
         headers.append((file, header))
     return SafetensorsSource(index, headers)
 

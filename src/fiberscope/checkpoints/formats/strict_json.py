@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,7 +39,10 @@ def parse_object(content: bytes, what: str, remedy: str) -> dict[str, object]:
     try:
         text = content.decode("utf-8")
         document = json.loads(
-            text, object_pairs_hook=_without_repetition, parse_constant=_refuse_constant
+            text,
+            object_pairs_hook=_without_repetition,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
         )
         if "\\u" in text:
             json.dumps(document, ensure_ascii=False).encode("utf-8")
@@ -84,6 +88,13 @@ def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _refuse_constant(constant: str) -> NoReturn:
     raise _RefusedError(f"holds {constant}, which is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise _RefusedError(f"holds {quoted(digits)}, which is beyond float64")
+    return value
 
 
 def _named(value: object) -> str:

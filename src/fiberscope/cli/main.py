@@ -1,0 +1,83 @@
+"""The `fiberscope` command: loads one command's module only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+import fiberscope
+from fiberscope.errors import InputError
+
+EXIT_BAD_INPUT = 3
+
+Table = Mapping[str, "tuple[str, str] | tuple[str, Table]"]
+COMMANDS: Table = {
+    "inspect": ("fiberscope.cli.inspect:command", "Identifiability report of a checkpoint."),
+}
+"""Verb -> (``module:command``, one line of help), or (help, subcommands) for a group."""
+
+
+class LazyGroup(click.Group):
+    """A group that lists its commands from a table and imports one only to run it."""
+
+    def __init__(self, *args: Any, table: Table, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the table's order."""
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command, or build the subgroup."""
+        if cmd_name not in self.table:
+            return None
+        first, second = self.table[cmd_name]
+        if isinstance(second, Mapping):
+            return LazyGroup(cmd_name, table=second, help=first, short_help=first)
+        module, attribute = first.split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table, without importing any of them."""
+        rows = []
+        for name, (first, second) in self.table.items():
+            rows.append((name, first if isinstance(second, Mapping) else second))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(
+    cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(fiberscope.__version__, prog_name="fiberscope")
+def cli() -> None:
+    """What a model's behaviour determines about its parameters, and how strongly.
+
+    Exit codes: 0 done or SAME, 1 DIFFERENT, 2 UNDECIDED, 3 bad input or usage.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; known errors become one sentence on stderr and exit code 3."""
+    try:
+        code = cli.main(args=arguments, standalone_mode=False, prog_name="fiberscope")
+    except click.exceptions.Abort:
+        click.echo("fiberscope: interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show(file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+    except InputError as error:
+        click.echo(f"fiberscope: {error}", err=True)
+        sys.exit(EXIT_BAD_INPUT)
+    except BrokenPipeError:
+        # The reader of a pipe has gone (`| head`): nothing is wrong and nobody listens.
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
