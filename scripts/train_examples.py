@@ -184,7 +184,7 @@ def evaluation_loss(model: Any, ids: np.ndarray) -> float:
             logits = model(input_ids=batch, use_cache=False).logits[:, :-1].double()
             loss = cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
             total += float(loss)
-    return total / (windows.shape[0] * (CONTEXT - 1))
+    return total / (len(windows) * (CONTEXT - 1))
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
@@ -245,13 +245,8 @@ def train(
             }
             curve.append(point)
             since_point = []
-            print(
-                f"{name}: step {taken}/{recipe.steps}, "
-                f"training {point['training_loss']:.4f}, "
-                f"validation {point['validation_loss']:.4f} nats",
-                file=sys.stderr,
-                flush=True,
-            )
+            losses = ", ".join(f"{key} {value:.4f}" for key, value in list(point.items())[1:])
+            print(f"{name}: {taken}/{recipe.steps}, {losses}", file=sys.stderr, flush=True)
     model.eval()
     return curve
 
@@ -336,19 +331,13 @@ def readme_text(record: dict[str, Any]) -> str:
         ),
         "Licence of the weights": "Apache-2.0.",
     }
-    source = (
-        f"Made by `python scripts/train_examples.py --model {record['name']} --out DIR` of "
+    items["Made by"] = (
+        f"`python scripts/train_examples.py --model {record['name']} --out DIR` of "
         "fiberscope's source repository; `training.json` has the loss curve and the versions used."
     )
     lines = [f"- **{title}**: {text}" for title, text in items.items()]
-    return "\n".join(
-        [
-            f"# {record['name']}\n",
-            textwrap.fill(introduction, 99) + "\n",
-            *(textwrap.fill(line, 99, subsequent_indent="  ") for line in lines),
-            "\n" + textwrap.fill(source, 99) + "\n",
-        ]
-    )
+    head = f"# {record['name']}\n\n{textwrap.fill(introduction, 99)}\n\n"
+    return head + "".join(textwrap.fill(line, 99, subsequent_indent="  ") + "\n" for line in lines)
 
 
 def save(model: Any, record: dict[str, Any], out: Path) -> None:
@@ -372,21 +361,8 @@ def save(model: Any, record: dict[str, Any], out: Path) -> None:
 def train_example(name: str, out: Path, recipe: Recipe, example: Example | None = None) -> None:
     """Train one example and write it to ``out``, which must not exist.
 
-    Parameters
-    ----------
-    name
-        A key of ``EXAMPLES``.
-    out
-        The directory to create.
-    recipe
-        The training recipe.
-    example
-        Overrides the shape and seed that ``EXAMPLES`` gives ``name``.
-
-    Raises
-    ------
-    InputError
-        If ``out`` exists already.
+    ``example`` overrides the shape and seed of ``EXAMPLES[name]``. Raises ``InputError`` if ``out``
+    exists.
     """
     if out.exists():
         raise InputError(f"{out} exists already; name a directory that does not exist yet.")

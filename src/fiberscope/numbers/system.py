@@ -56,7 +56,7 @@ class NumberSystem(ABC):
 
     @abstractmethod
     def to_float64(self, x: Array) -> NDArray[np.float64]:
-        """Nearest float64 values (midpoints of balls); raise :class:`UnsupportedError` without one."""
+        """Nearest float64 values (midpoints of balls); :class:`UnsupportedError` without any."""
 
 
 class UnsupportedError(TypeError):

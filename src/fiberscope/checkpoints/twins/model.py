@@ -46,7 +46,8 @@ def build_model(config: Mapping[str, object]) -> Any:
     for name in _DROPPED:
         raw.pop(name, None)
     raw.update({name: 0.0 for name in _DROPOUTS if name in raw})
-    raw["use_cache"] = False
+    # Generation settings play no part; the defaults lie outside a toy vocabulary.
+    raw.update(use_cache=False, bos_token_id=None, eos_token_id=None)
     untied = raw.get("tie_word_embeddings") is False
     try:
         with float64_evaluation():

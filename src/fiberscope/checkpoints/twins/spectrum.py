@@ -1,14 +1,13 @@
-"""The rank of a twin's Jacobian: singular values, largest gap, saturation."""
+"""The rank of a twin's Jacobian: singular values and their largest gap."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.twins.twin import Twin, build_twin
+from fiberscope.checkpoints.twins.twin import Twin
 
 # The cut is sought among singular values below this share of the largest.
 _LARGEST_NULL = 1e-10
@@ -79,34 +78,12 @@ def rank_by_gap(singular_values: NDArray[np.float64]) -> tuple[int, float, float
 def spectrum(twin: Twin) -> TwinSpectrum:
     """All singular values of the twin's Jacobian, and its nullity by the largest gap."""
     jacobian, _ = twin.jacobian()
+    observations = jacobian.shape[0]
     # An orthogonal reduction first: it keeps every digit, which the Gram matrix would halve.
-    if jacobian.shape[0] > jacobian.shape[1]:
+    if observations > jacobian.shape[1]:
         jacobian = np.linalg.qr(jacobian, mode="r")
     values = np.zeros(twin.parameter_count)
     found = np.linalg.svd(jacobian, compute_uv=False)
     values[: found.size] = found
     rank, gap, tolerance = rank_by_gap(values)
-    observations = int(twin.observe(twin.parameters).size)
     return TwinSpectrum(values.size, observations, rank, values.size - rank, values, gap, tolerance)
-
-
-@dataclass(frozen=True)
-class Saturation:
-    """Nullities as the input bank grows.
-
-    Attributes
-    ----------
-    inputs, lengths, nullities : tuple of int
-        Bank sizes, sequence lengths, and the nullity seen at each.
-    saturated : bool
-        Whether the last enlargement left the nullity unchanged.
-    """
-
-    inputs: tuple[int, ...]
-    lengths: tuple[int, ...]
-    nullities: tuple[int, ...]
-
-    @property
-    def saturated(self) -> bool:
-        """Whether the last enlargement left the nullity unchanged."""
-        return len(self.nullities) > 1 and self.nullities[-1] == self.nullities[-2]

@@ -205,9 +205,10 @@ def build_twin(
     if epsilon is not None:
         set_epsilon(model, epsilon)
     module = observation_module(model, observable)
-    rng = np.random.default_rng(seed)
+    # Separate streams: the same seed gives the same parameters whatever the size of the bank.
+    parameter_stream, input_stream = np.random.default_rng(seed).spawn(2)
 
-    probe = input_bank(model, class_name, rng, 1, length)
+    probe = input_bank(model, class_name, input_stream, 1, length)
     with torch.no_grad(), float64_evaluation():
         outputs = module({name: torch.from_numpy(value) for name, value in probe.items()})
     if inputs is None:
@@ -216,11 +217,11 @@ def build_twin(
             inputs = max(inputs, math.ceil(_OCCURRENCES * model.config.vocab_size / length))
     elif inputs < 1:
         raise InputError(f"A twin cannot be observed on {inputs} inputs: use at least one.")
-    bank = input_bank(model, class_name, rng, inputs, length)
+    bank = input_bank(model, class_name, input_stream, inputs, length)
     tensors = {name: torch.from_numpy(value) for name, value in bank.items()}
 
     for _ in range(_DRAWS):
-        parameters = draw_parameters(model, rng)
+        parameters = draw_parameters(model, parameter_stream)
         load_parameters(model, parameters)
         # A ReLU neuron that is on (or off) nearly everywhere has freedom that is not generic.
         shares = relu_shares(module, tensors)
