@@ -332,7 +332,8 @@ def readme_text(record: dict[str, Any]) -> str:
         "Licence of the weights": "Apache-2.0.",
     }
     items["Made by"] = (
-        f"`python scripts/train_examples.py --model {record['name']} --out DIR` of "
+        f"`python scripts/train_examples.py --model {record['name']} --steps {recipe['steps']} "
+        "--out DIR` of "
         "fiberscope's source repository; `training.json` has the loss curve and the versions used."
     )
     lines = [f"- **{title}**: {text}" for title, text in items.items()]
