@@ -6,8 +6,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,7 @@ def kind_of(path: Path) -> str | None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+def opened(path: Path) -> Iterator[tuple[BufferedReader, int]]:
     """Open a regular file for reading, with its size in bytes.
 
     Raises
@@ -112,12 +113,13 @@ def read_array(
                 f"file; run again once nothing writes to it."
             )
         stream.seek(offset)
-        view = memoryview(buffer)
+        view = buffer.data
         while view:
-            received = stream.readinto(view)  # type: ignore[attr-defined]
+            received = stream.readinto(view)
             if not received:
                 raise InputError(
-                    f"{path} ended within tensor {quoted(what)}; run again once nothing writes to it."
+                    f"{path} ended within tensor {quoted(what)}; run again once nothing "
+                    f"writes to it."
                 )
             view = view[received:]
     return buffer.view(dtype).reshape(shape)

@@ -217,8 +217,9 @@ def _tensor_entry(cursor: _Cursor, types: dict[int, tuple[str, int, int]]) -> Gg
     kind, offset = cursor.count("<I"), cursor.count()
     if kind not in types:
         raise InputError(
-            f"{cursor.path}: tensor {quoted(name)} has the type {kind}, which is not a weight format "
-            f"the installed gguf package can dequantise; update it with `pip install -U gguf`."
+            f"{cursor.path}: tensor {quoted(name)} has the type {kind}, which is not a weight "
+            f"format the installed gguf package can dequantise; update it with "
+            f"`pip install -U gguf`."
         )
     type_name, block_size, block_bytes = types[kind]
     if 0 in shape or shape[-1] % block_size or math.prod(shape) > cursor.size * block_size:
@@ -242,7 +243,8 @@ def _placed(cursor: _Cursor, entries: list[GgufTensor], alignment: int) -> tuple
         end = position + math.prod(entry.shape) // entry.block_size * entry.block_bytes
         if end > cursor.size:
             raise cursor.fault(
-                f"tensor {quoted(entry.name)} ends at byte {end} of {cursor.size}, so it is truncated"
+                f"tensor {quoted(entry.name)} ends at byte {end} of {cursor.size}, so the file is "
+                f"truncated"
             )
         placed[entry.name] = replace(entry, offset=position)
         position = _aligned(end, alignment)

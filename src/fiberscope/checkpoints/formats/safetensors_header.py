@@ -123,7 +123,8 @@ def _entry(path: Path, name: str, entry: object, start: int, size: int) -> Store
     dtype = DTYPES.get(label) if isinstance(label, str) else None
     if dtype is None:
         raise InputError(
-            f"{where} has the unknown dtype {quoted(label)}; convert it to one of {', '.join(DTYPES)}."
+            f"{where} has the unknown dtype {quoted(label)}; convert it to one of "
+            f"{', '.join(DTYPES)}."
         )
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
@@ -141,8 +142,8 @@ def _entry(path: Path, name: str, entry: object, start: int, size: int) -> Store
     expected = math.prod(shape) * dtype.itemsize
     if end - begin != expected:
         raise InputError(
-            f"{where} of shape {list(shape)} and dtype {label} takes {expected} bytes and the header "
-            f"gives it {end - begin}; {_REMEDY}."
+            f"{where} of shape {list(shape)} and dtype {label} takes {expected} bytes and the "
+            f"header gives it {end - begin}; {_REMEDY}."
         )
     return StoredTensor(name, dtype, tuple(shape), start + begin, expected)
 

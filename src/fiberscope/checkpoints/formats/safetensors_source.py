@@ -76,7 +76,8 @@ def open_sharded(index: Path) -> SafetensorsSource:
     for shard in placed:
         if kind_of(index.parent / shard) is None:
             raise InputError(
-                f"{index} names the shard {shard}, which is not beside it; download the missing file."
+                f"{index} names the shard {shard}, which is not beside it; download the missing "
+                f"file."
             )
     headers: list[tuple[Path, Header]] = []
     for shard, expected in placed.items():
@@ -91,8 +92,8 @@ def open_sharded(index: Path) -> SafetensorsSource:
             )
         for name in sorted(expected - found):
             raise InputError(
-                f"{index.name} places the tensor {quoted(name)} in {file}, which does not store it; "
-                f"{_SHARDS_REMEDY}."
+                f"{index.name} places the tensor {quoted(name)} in {file}, which does not store "
+                f"it; {_SHARDS_REMEDY}."
             )
         headers.append((file, header))
     return SafetensorsSource(index, headers)
@@ -112,8 +113,8 @@ def read_weight_map(index: Path) -> dict[str, str]:
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _is_plain_name(shard):
             raise InputError(
-                f"{index} places the tensor {quoted(name)} in {quoted(shard)}, which is not the name "
-                f"of a .safetensors file beside it; {_INDEX_REMEDY}."
+                f"{index} places the tensor {quoted(name)} in {quoted(shard)}, which is not the "
+                f"name of a .safetensors file beside it; {_INDEX_REMEDY}."
             )
     return weight_map
 

@@ -121,8 +121,8 @@ class WeightSource(ABC):
                 )
         return values
 
-    def close(self) -> None:
-        """Let go of the files; formats that hold none open between two reads need do nothing."""
+    def close(self) -> None:  # noqa: B027 - a format that holds no file open has nothing to do
+        """Let go of the files; nothing can be read afterwards that a format had kept open."""
 
     def __enter__(self) -> WeightSource:
         return self
