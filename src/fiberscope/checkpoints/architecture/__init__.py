@@ -1,0 +1,1 @@
+"""Architectures as data: roles, wiring, and the strict reading of their configurations."""

@@ -1,0 +1,138 @@
+"""Rotary settings of a configuration, as older and newer releases write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fiberscope.checkpoints.architecture.config import ConfigReader
+from fiberscope.checkpoints.architecture.program import Rotary
+
+KNOWN_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "su")
+SCALING_KEYS = frozenset(
+    """rope_type type rope_theta factor original_max_position_embeddings attention_factor beta_fast
+    beta_slow short_factor long_factor low_freq_factor high_freq_factor partial_rotary_factor
+    mscale mscale_all_dim truncate finetuned""".split()
+)
+
+
+def read_rotary(
+    config: ConfigReader,
+    width: int,
+    *,
+    default_theta: float = 10000.0,
+    default_fraction: float = 1.0,
+    fraction_key: str | None = None,
+    theta_key: str = "rope_theta",
+    exact_fraction: bool = False,
+) -> Rotary | None:
+    """The rotated row pairs of one head (half-split layout) and their frequencies.
+
+    Frequencies are ``theta^(-2j/rot)``, changed by the named scaling. Only whether they coincide
+    matters for the symmetries; schemes that change them with the length of the input (dynamic,
+    longrope) keep them distinct and commute with the same matrices, so the unscaled ones stand in.
+
+    Parameters
+    ----------
+    width
+        Head width r.
+    fraction_key
+        Top-level key of the rotated fraction, in classes that read one.
+    exact_fraction
+        GPT-NeoX rounds the planes up, ``ceil(int(r * fraction) / 2)``; others need an even count.
+    """
+    parameters = _parameters(config)
+    theta = _number(config, parameters, "rope_theta")
+    top_theta = config.raw(theta_key) if theta_key != "rope_theta" else config.raw("rope_theta")
+    if theta is None:
+        theta = default_theta if top_theta is None else float(top_theta)
+    fraction = _number(config, parameters, "partial_rotary_factor")
+    if fraction_key is not None:
+        top = config.number(fraction_key, default_fraction)
+        fraction = top if fraction is None else fraction
+    if fraction is None:
+        fraction = default_fraction
+    if not 0.0 <= fraction <= 1.0:
+        raise config.fail(f"the rotated fraction is {fraction}, but it must lie between 0 and 1")
+    rotated = int(width * fraction)
+    pairs = math.ceil(rotated / 2) if exact_fraction else rotated // 2
+    if rotated % 2 and not exact_fraction:
+        raise config.fail(
+            f"{rotated} of {width} rows would be rotated, but rows are rotated in pairs"
+        )
+    if pairs == 0:
+        return None
+    exponents = np.arange(pairs) * 2.0 / rotated
+    frequencies = _scaled(config, parameters, theta**-exponents, theta, 2 * pairs)
+    return Rotary(tuple((j, j + pairs) for j in range(pairs)), tuple(float(f) for f in frequencies))
+
+
+def _parameters(config: ConfigReader) -> Mapping[str, Any]:
+    """rope_parameters (newer) or rope_scaling (older), checked key by key."""
+    newer, older = config.raw("rope_parameters"), config.raw("rope_scaling")
+    merged: dict[str, Any] = {}
+    for name, given in (("rope_scaling", older), ("rope_parameters", newer)):
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise config.fail(f"{name!r} is {given!r}, but an object is needed")
+        if any(isinstance(value, Mapping) for value in given.values()):
+            raise config.fail(f"{name!r} differs between layers, which is not supported")
+        if unknown := set(given) - SCALING_KEYS:
+            raise config.fail(f"{name!r} has the key {sorted(unknown)[0]!r}, which is not known")
+        merged.update(given)
+    kind = merged.get("rope_type", merged.get("type", "default"))
+    if kind not in KNOWN_TYPES:
+        raise config.fail(
+            f"the rotary scaling {kind!r} is not known (known: {', '.join(KNOWN_TYPES)})"
+        )
+    merged["rope_type"] = kind
+    return merged
+
+
+def _number(config: ConfigReader, parameters: Mapping[str, Any], key: str) -> float | None:
+    value = parameters.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise config.fail(f"{key!r} is {value!r}, but a positive number is needed")
+    return float(value)
+
+
+def _scaled(
+    config: ConfigReader,
+    parameters: Mapping[str, Any],
+    frequencies: Any,
+    theta: float,
+    rotated: int,
+) -> Any:
+    """Apply the scalings that act on frequencies at every length."""
+    kind = parameters["rope_type"]
+    factor = _number(config, parameters, "factor") or 1.0
+    length = _number(config, parameters, "original_max_position_embeddings")
+    if kind == "linear":
+        return frequencies / factor
+    if kind == "llama3":
+        low = _number(config, parameters, "low_freq_factor") or 1.0
+        high = _number(config, parameters, "high_freq_factor") or 4.0
+        turns = (length or 8192.0) * frequencies / (2 * math.pi)
+        smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        return (1 - smooth) * frequencies / factor + smooth * frequencies
+    if kind == "yarn":
+        fast = _number(config, parameters, "beta_fast") or 32.0
+        slow = _number(config, parameters, "beta_slow") or 1.0
+        span = length or float(config.config.get("max_position_embeddings") or 2048)
+
+        def correction(turns: float) -> float:
+            return rotated * math.log(span / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low_index = max(math.floor(correction(fast)), 0)
+        high_index = min(math.ceil(correction(slow)), rotated - 1)
+        ramp = np.clip(
+            (np.arange(rotated // 2) - low_index) / max(high_index - low_index, 1e-3), 0.0, 1.0
+        )
+        return frequencies / factor * ramp + frequencies * (1 - ramp)
+    return frequencies

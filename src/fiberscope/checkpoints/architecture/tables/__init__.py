@@ -1,0 +1,1 @@
+"""One table per model class: which tensors exist and what role each plays."""
