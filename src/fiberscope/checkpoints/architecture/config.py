@@ -27,11 +27,11 @@ HARMLESS = frozenset(
     initializer_range intermediate_dropout label2id language layerdrop length_penalty license
     max_length max_window_layers min_length model_type n_ctx no_repeat_ngram_size num_beam_groups
     num_beams num_return_sequences output_attentions output_hidden_states output_past
-    output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads_note qa_dropout
+    output_scores pad_token_id prefix pretraining_tp problem_type qa_dropout
     remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
     sep_token_id seq_classif_dropout suppress_tokens task_specific_params temperature
     tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-    typical_p unsloth_version unsloth_fixed use_bfloat16 use_cache vocab_file tie_encoder_decoder_note
+    typical_p unsloth_version unsloth_fixed use_bfloat16 use_cache vocab_file
     summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
     num_labels cls_token_id mask_token_id unk_token_id gradient_checkpointing_kwargs
     """.split()
@@ -65,6 +65,13 @@ class ConfigReader:
         What to call it in messages.
     assumed_harmless
         Further keys that the user vouches for.
+    tied
+        What the weights say about tying, whatever the configuration says; None when unknown.
+
+    Attributes
+    ----------
+    sizes
+        Every integer read so far by its key, defaults included.
     """
 
     def __init__(
@@ -72,9 +79,13 @@ class ConfigReader:
         config: Mapping[str, Any],
         where: str,
         assumed_harmless: Iterable[str] = (),
+        *,
+        tied: bool | None = None,
     ) -> None:
         self.config, self.where = config, where
         self.assumed = frozenset(assumed_harmless)
+        self.sizes: dict[str, int] = {}
+        self._tied = tied
         self.understood: set[str] = set()
 
     def fail(self, problem: str) -> InputError:
@@ -102,9 +113,12 @@ class ConfigReader:
         if value is None:
             if default is ...:
                 raise self.fail(f"the key {key!r} is missing; add it, it fixes a tensor's shape")
+            if default is not None:
+                self.sizes[key] = default
             return default  # type: ignore[no-any-return]
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.fail(f"{key!r} is {value!r}, but a positive integer is needed")
+        self.sizes[key] = value
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -124,6 +138,11 @@ class ConfigReader:
         if not isinstance(value, bool):
             raise self.fail(f"{key!r} is {value!r}, but true or false is needed")
         return value
+
+    def tied(self, default: bool) -> bool:
+        """Whether the output embedding is the input embedding; the weights outvote the key."""
+        flag = self.flag("tie_word_embeddings", default)
+        return flag if self._tied is None else self._tied
 
     def text(self, key: str, default: str) -> str:
         """A string."""
@@ -184,7 +203,8 @@ def activation_kind(name: str, config: ConfigReader) -> Activation:
         return Activation.HOMOGENEOUS
     if name in ODD_ACTIVATIONS:
         return Activation.ODD
+    known = sorted(GENERIC_ACTIVATIONS | HOMOGENEOUS_ACTIVATIONS | ODD_ACTIVATIONS)
     raise config.fail(
         f"the activation {name!r} is not known, so its symmetries are not either "
-        f"(known: {', '.join(sorted(GENERIC_ACTIVATIONS | HOMOGENEOUS_ACTIVATIONS | ODD_ACTIVATIONS))})"
+        f"(known: {', '.join(known)})"
     )

@@ -23,11 +23,10 @@ def read_rotary(
     config: ConfigReader,
     width: int,
     *,
-    default_theta: float = 10000.0,
-    default_fraction: float = 1.0,
-    fraction_key: str | None = None,
     theta_key: str = "rope_theta",
-    exact_fraction: bool = False,
+    fraction_key: str | None = None,
+    default_fraction: float = 1.0,
+    round_up: bool = False,
 ) -> Rotary | None:
     """The rotated row pairs of one head (half-split layout) and their frequencies.
 
@@ -37,37 +36,65 @@ def read_rotary(
 
     Parameters
     ----------
+    config
+        The configuration; newer files hold everything in ``rope_parameters``.
     width
         Head width r.
+    theta_key
+        Key of the base in older files.
     fraction_key
-        Top-level key of the rotated fraction, in classes that read one.
-    exact_fraction
+        Key of the rotated fraction in older files; None for classes that rotate whole heads.
+    default_fraction
+        The fraction when no key gives one.
+    round_up
         GPT-NeoX rounds the planes up, ``ceil(int(r * fraction) / 2)``; others need an even count.
+
+    Returns
+    -------
+    Rotary or None
+        None when no row is rotated.
+
+    Raises
+    ------
+    InputError
+        If a key is malformed, a scaling unknown, or the rows cannot be paired.
     """
     parameters = _parameters(config)
-    theta = _number(config, parameters, "rope_theta")
-    top_theta = config.raw(theta_key) if theta_key != "rope_theta" else config.raw("rope_theta")
-    if theta is None:
-        theta = default_theta if top_theta is None else float(top_theta)
-    fraction = _number(config, parameters, "partial_rotary_factor")
-    if fraction_key is not None:
-        top = config.number(fraction_key, default_fraction)
-        fraction = top if fraction is None else fraction
-    if fraction is None:
-        fraction = default_fraction
-    if not 0.0 <= fraction <= 1.0:
-        raise config.fail(f"the rotated fraction is {fraction}, but it must lie between 0 and 1")
+    older_theta = config.number(theta_key, 10000.0)
+    theta = _number(config, parameters, "rope_theta") or older_theta
+    if theta < 1.0:
+        raise config.fail(f"{theta_key!r} is {theta:g}, but a rotary base of at least 1 is needed")
+    fraction = _fraction(config, parameters, fraction_key, default_fraction)
     rotated = int(width * fraction)
-    pairs = math.ceil(rotated / 2) if exact_fraction else rotated // 2
-    if rotated % 2 and not exact_fraction:
+    pairs = math.ceil(rotated / 2) if round_up else rotated // 2
+    if 2 * pairs > width or (rotated % 2 and not round_up):
         raise config.fail(
-            f"{rotated} of {width} rows would be rotated, but rows are rotated in pairs"
+            f"{rotated} of the {width} rows of a head would be rotated, "
+            "but rows are rotated in pairs"
         )
     if pairs == 0:
         return None
     exponents = np.arange(pairs) * 2.0 / rotated
     frequencies = _scaled(config, parameters, theta**-exponents, theta, 2 * pairs)
     return Rotary(tuple((j, j + pairs) for j in range(pairs)), tuple(float(f) for f in frequencies))
+
+
+def _fraction(
+    config: ConfigReader, parameters: Mapping[str, Any], key: str | None, default: float
+) -> float:
+    """Which fraction of a head's rows is rotated."""
+    newer = _number(config, parameters, "partial_rotary_factor")
+    if key is None:
+        if newer not in (None, 1.0):
+            raise config.fail(
+                f"'partial_rotary_factor' is {newer:g}, but this class rotates whole heads"
+            )
+        return 1.0
+    older = config.number(key, default)
+    fraction = older if newer is None else newer
+    if fraction > 1.0:
+        raise config.fail(f"the rotated fraction is {fraction:g}, but it is at most 1")
+    return fraction
 
 
 def _parameters(config: ConfigReader) -> Mapping[str, Any]:
@@ -112,22 +139,26 @@ def _scaled(
     """Apply the scalings that act on frequencies at every length."""
     kind = parameters["rope_type"]
     factor = _number(config, parameters, "factor") or 1.0
-    length = _number(config, parameters, "original_max_position_embeddings")
+    limit = config.number("max_position_embeddings", 2048.0)
+    length = _number(config, parameters, "original_max_position_embeddings") or limit
     if kind == "linear":
         return frequencies / factor
     if kind == "llama3":
         low = _number(config, parameters, "low_freq_factor") or 1.0
         high = _number(config, parameters, "high_freq_factor") or 4.0
-        turns = (length or 8192.0) * frequencies / (2 * math.pi)
+        if high <= low:
+            raise config.fail("'high_freq_factor' must exceed 'low_freq_factor'")
+        turns = length * frequencies / (2 * math.pi)
         smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return (1 - smooth) * frequencies / factor + smooth * frequencies
     if kind == "yarn":
         fast = _number(config, parameters, "beta_fast") or 32.0
         slow = _number(config, parameters, "beta_slow") or 1.0
-        span = length or float(config.config.get("max_position_embeddings") or 2048)
+        if theta == 1.0 or length == 0.0:
+            raise config.fail("yarn needs a rotary base above 1 and a positive original length")
 
         def correction(turns: float) -> float:
-            return rotated * math.log(span / (turns * 2 * math.pi)) / (2 * math.log(theta))
+            return rotated * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         low_index = max(math.floor(correction(fast)), 0)
         high_index = min(math.ceil(correction(slow)), rotated - 1)

@@ -17,8 +17,6 @@ from fiberscope.checkpoints.architecture.program import (
     Table,
 )
 
-CLASSES = ("GPT2LMHeadModel", "GPT2Model")
-
 
 def gpt2(name: str, config: ConfigReader) -> Architecture:
     """Lay out GPT2LMHeadModel or GPT2Model."""
@@ -34,7 +32,7 @@ def gpt2(name: str, config: ConfigReader) -> Architecture:
     config.flag("scale_attn_weights", True)
     config.flag("scale_attn_by_inverse_layer_idx", False)
     config.flag("reorder_and_upcast_attn", False)
-    head_flag = config.flag("tie_word_embeddings", True)
+    head_flag = config.tied(True)
     if d % heads:
         raise config.fail(f"n_embd {d} is not divisible by n_head {heads}")
     width = d // heads
