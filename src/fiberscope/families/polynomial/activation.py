@@ -1,0 +1,257 @@
+"""Polynomial activations with rational coefficients: parsing and elementary properties."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fiberscope.errors import InputError
+
+MAX_DEGREE = 10_000
+"""Highest exponent that is parsed: beyond it nothing here is practical."""
+
+_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?)|([A-Za-z])|(\*\*|[-+*/^()]))")
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """A univariate polynomial over the rationals.
+
+    Attributes
+    ----------
+    coefficients
+        Coefficient of ``z^i`` at position ``i``; the last one is not zero (empty for zero).
+    """
+
+    coefficients: tuple[Fraction, ...]
+
+    @classmethod
+    def of(cls, coefficients: Sequence[Fraction | int]) -> Polynomial:
+        """Build from coefficients in ascending order, dropping leading zeros."""
+        trimmed = [Fraction(c) for c in coefficients]
+        while trimmed and not trimmed[-1]:
+            trimmed.pop()
+        return cls(tuple(trimmed))
+
+    @classmethod
+    def monomial(cls, degree: int) -> Polynomial:
+        """``z^degree``."""
+        return cls.of([0] * degree + [1])
+
+    @property
+    def degree(self) -> int:
+        """Degree; -1 for the zero polynomial."""
+        return len(self.coefficients) - 1
+
+    @property
+    def exponents(self) -> frozenset[int]:
+        """Exponents whose coefficient is not zero."""
+        return frozenset(i for i, c in enumerate(self.coefficients) if c)
+
+    @property
+    def is_monomial(self) -> bool:
+        """True for ``a z^r`` with ``a`` not zero."""
+        return len(self.exponents) == 1
+
+    @property
+    def through_origin(self) -> bool:
+        """True when the value at zero is zero."""
+        return 0 not in self.exponents
+
+    @property
+    def parity(self) -> int:
+        """1 for even, -1 for odd, 0 for neither (the zero polynomial counts as even)."""
+        if all(e % 2 == 0 for e in self.exponents):
+            return 1
+        return -1 if all(e % 2 for e in self.exponents) else 0
+
+    @property
+    def centre(self) -> Fraction:
+        """``c`` such that ``p(z + c)`` has no term of degree one below the leading one."""
+        return -self.coefficients[-2] / (self.degree * self.coefficients[-1])
+
+    @property
+    def is_shifted_monomial(self) -> bool:
+        """True for ``a (z - c)^r + b``: with biases such an activation is as good as ``z^r``."""
+        if self.degree < 1:
+            return False
+        moved = self(Polynomial.of([self.centre, 1]))
+        return moved.exponents <= {0, self.degree}
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        size = max(len(self.coefficients), len(other.coefficients))
+        first = [*self.coefficients, *([Fraction(0)] * (size - len(self.coefficients)))]
+        second = [*other.coefficients, *([Fraction(0)] * (size - len(other.coefficients)))]
+        return Polynomial.of([a + b for a, b in zip(first, second, strict=True)])
+
+    def __mul__(self, other: Polynomial) -> Polynomial:
+        if not self.coefficients or not other.coefficients:
+            return Polynomial(())
+        product = [Fraction(0)] * (self.degree + other.degree + 1)
+        for i, a in enumerate(self.coefficients):
+            if a:
+                for j, b in enumerate(other.coefficients):
+                    product[i + j] += a * b
+        return Polynomial.of(product)
+
+    def __call__(self, inner: Polynomial) -> Polynomial:
+        """Composition ``self(inner(z))``, by Horner's rule."""
+        result = Polynomial(())
+        for coefficient in reversed(self.coefficients):
+            result = result * inner + Polynomial.of([coefficient])
+        return result
+
+    def power(self, exponent: int) -> Polynomial:
+        """``self ** exponent``."""
+        result = Polynomial.of([1])
+        for _ in range(exponent):
+            result = result * self
+        return result
+
+    def __str__(self) -> str:
+        terms = []
+        for exponent in sorted(self.exponents, reverse=True):
+            c = self.coefficients[exponent]
+            sign = "-" if c < 0 else "+"
+            size = str(abs(c)) if abs(c) != 1 or exponent == 0 else ""
+            variable = "" if exponent == 0 else "z" if exponent == 1 else f"z^{exponent}"
+            terms.append((sign, "*".join(part for part in (size, variable) if part)))
+        if not terms:
+            return "0"
+        first = ("-" if terms[0][0] == "-" else "") + terms[0][1]
+        return first + "".join(f" {sign} {term}" for sign, term in terms[1:])
+
+
+def parse_polynomial(text: str, what: str = "the polynomial") -> Polynomial:
+    """Parse ``z^3 + z + 1``, ``(z+1)^3 - 1``, ``3/7*z**2``; one letter is the variable.
+
+    Raises
+    ------
+    InputError
+        If the text is not a polynomial in one variable with rational coefficients.
+    """
+    tokens: list[str] = []
+    position = 0
+    while position < len(text.rstrip()):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise InputError(
+                f"{what} {text!r} cannot be read at {text[position:].strip()[:10]!r}: "
+                "write for instance 'z^3 + 2/3*z - 1'"
+            )
+        tokens.append(match.group().strip())
+        position = match.end()
+    letters = {token for token in tokens if token.isalpha()}
+    if len(letters) > 1:
+        raise InputError(f"{what} {text!r} has the variables {sorted(letters)}: use only one")
+    return _Parser(text, tokens, what).parse()
+
+
+class _Parser:
+    """Recursive descent over sums, products, powers and brackets."""
+
+    def __init__(self, text: str, tokens: list[str], what: str) -> None:
+        self.text, self.tokens, self.what, self.position = text, tokens, what, 0
+
+    def fail(self, reason: str) -> InputError:
+        return InputError(
+            f"{self.what} {self.text!r} cannot be read: {reason}; "
+            "write for instance 'z^3 + 2/3*z - 1'"
+        )
+
+    def peek(self) -> str:
+        return self.tokens[self.position] if self.position < len(self.tokens) else ""
+
+    def take(self) -> str:
+        token = self.peek()
+        self.position += 1
+        return token
+
+    def parse(self) -> Polynomial:
+        result = self.sum()
+        if self.peek():
+            raise self.fail(f"{self.peek()!r} is not expected there")
+        return result
+
+    def sum(self) -> Polynomial:
+        total = self.product()
+        while self.peek() in ("+", "-"):
+            sign = Fraction(1 if self.take() == "+" else -1)
+            total = total + Polynomial.of([sign]) * self.product()
+        return total
+
+    def product(self) -> Polynomial:
+        total = self.factor()
+        while True:
+            token = self.peek()
+            if token == "*":
+                self.take()
+                total = total * self.factor()
+            elif token == "/":
+                self.take()
+                divisor = self.factor()
+                if divisor.degree != 0:
+                    raise self.fail("only a non-zero number can divide")
+                total = total * Polynomial.of([1 / divisor.coefficients[0]])
+            elif token == "(" or token.isalnum() or "." in token:
+                total = total * self.factor()
+            else:
+                return total
+
+    def factor(self) -> Polynomial:
+        token = self.peek()
+        if token in ("+", "-"):
+            self.take()
+            inner = self.factor()
+            return inner if token == "+" else Polynomial.of([-1]) * inner
+        base = self.atom()
+        if self.peek() in ("^", "**"):
+            self.take()
+            exponent = self.take()
+            if not exponent.isdigit():
+                raise self.fail("an exponent must be a whole number")
+            if int(exponent) * max(base.degree, 1) > MAX_DEGREE:
+                raise self.fail(f"its degree is above {MAX_DEGREE}")
+            if base.is_monomial:
+                leading = base.coefficients[-1] ** int(exponent)
+                return Polynomial.of([0] * (base.degree * int(exponent)) + [leading])
+            return base.power(int(exponent))
+        return base
+
+    def atom(self) -> Polynomial:
+        token = self.take()
+        if token == "(":
+            inner = self.sum()
+            if self.take() != ")":
+                raise self.fail("a bracket is not closed")
+            return inner
+        if token.isalpha():
+            return Polynomial.of([0, 1])
+        if token and (token[0].isdigit()):
+            return Polynomial.of([Fraction(token)])
+        raise self.fail("it ends too early" if not token else f"{token!r} is not expected there")
+
+
+def good_for_two(sigma: Polynomial) -> bool:
+    """Tell whether ``sigma`` keeps every two compositions independent, by Delta2 and Delta3.
+
+    Sufficient, not necessary: degree ``r >= 3`` and ``a_r Delta2 Delta3 != 0``, with
+    ``Delta2 = 2 r a_r a_(r-2) - (r-1) a_(r-1)^2`` and ``Delta3 = 3 r^2 a_r^2 a_(r-3)
+    - 3 r (r-2) a_r a_(r-1) a_(r-2) + (r-1)(r-2) a_(r-1)^3``. Source: Kohn, Marchetti, Massarenti,
+    Mella (2026), the case of two polynomials with constant terms.
+    """
+    if sigma.degree < 3:
+        return False
+    delta2, delta3 = deltas(sigma)
+    return delta2 != 0 and delta3 != 0
+
+
+def deltas(sigma: Polynomial) -> tuple[Fraction, Fraction]:
+    """``(Delta2, Delta3)`` of an activation of degree at least three."""
+    r = sigma.degree
+    a0, a1, a2, a3 = (sigma.coefficients[r - i] for i in range(4))
+    delta2 = 2 * r * a0 * a2 - (r - 1) * a1**2
+    delta3 = 3 * r**2 * a0**2 * a3 - 3 * r * (r - 2) * a0 * a1 * a2 + (r - 1) * (r - 2) * a1**3
+    return delta2, delta3
