@@ -3,6 +3,7 @@
 from fiberscope.symmetry.base import Element, Kind, Slot, Symmetry
 from fiberscope.symmetry.general_linear import GeneralLinear
 from fiberscope.symmetry.orthogonal import NormReaders, ResidualRotation, ones_complement
+from fiberscope.symmetry.orthogonal_commutant import OrthogonalCommutant
 from fiberscope.symmetry.permutation import Permutation
 from fiberscope.symmetry.rotary import RotaryCommutant
 from fiberscope.symmetry.scaling import ScaledSlot, Scaling
@@ -14,6 +15,7 @@ __all__ = [
     "GeneralLinear",
     "Kind",
     "NormReaders",
+    "OrthogonalCommutant",
     "Permutation",
     "ResidualRotation",
     "RotaryCommutant",

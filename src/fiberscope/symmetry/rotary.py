@@ -25,7 +25,8 @@ class RotaryCommutant(GeneralLinear):
         Row indices ``(first, second)`` of every plane: ``(j, j + rot/2)`` for the half-split
         layout, ``(2j, 2j + 1)`` for the interleaved one.
     frequencies
-        One nonzero frequency a plane; equal numbers share a block.
+        One nonzero frequency a plane; equal numbers share a block. A negative frequency turns
+        the plane backwards, which is the same as exchanging its two rows.
 
     Source: Tran et al., Functional Equivalence in Attention (2606.17830), section on RoPE; the
     commutant for equal frequencies is elementary (commutant of an isotypic representation).
@@ -46,7 +47,10 @@ class RotaryCommutant(GeneralLinear):
             raise ValueError(f"{name}: the planes are not disjoint pairs of the {self.width} rows")
         blocks: dict[float, list[tuple[int, int]]] = {}
         for plane, frequency in zip(planes, frequencies, strict=True):
-            blocks.setdefault(float(frequency), []).append(plane)
+            if frequency == 0:
+                raise ValueError(f"{name}: frequency 0 does not rotate, leave plane {plane} out")
+            oriented = plane if frequency > 0 else (plane[1], plane[0])
+            blocks.setdefault(abs(float(frequency)), []).append(oriented)
         self.blocks = tuple(np.array(block, dtype=np.int64) for block in blocks.values())
         self.unrotated = np.array(
             [row for row in range(self.width) if row not in set(rotated)], dtype=np.int64

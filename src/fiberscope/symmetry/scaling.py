@@ -15,15 +15,15 @@ from fiberscope.symmetry.base import Element, Kind, Symmetry, touched
 
 @dataclass(frozen=True)
 class ScaledSlot:
-    """A place where factor ``c`` enters as ``c**power`` along ``axis`` of a view.
+    """A place where factor ``c`` enters as ``c**power`` along an axis, or several, of a view.
 
-    ``coordinate`` says which factor each position of the axis uses (default: its own), so that
-    for instance the two rows of a rotary plane can share one factor. With ``axis`` None a single
-    factor ``coordinate[0]`` multiplies the whole view.
+    ``coordinate`` says which factor each position of the axes (first slowest) uses, so that for
+    instance the two rows of a rotary plane can share one; by default each has its own. With no
+    axes, ``()``, one factor multiplies the whole view.
     """
 
     view: View
-    axis: int | None
+    axis: int | tuple[int, ...]
     power: int = 1
     coordinate: tuple[int, ...] | None = None
 
@@ -91,9 +91,8 @@ class Scaling(Symmetry):
             factor = np.asarray(element) ** slot.power
             if slot.coordinate is not None:
                 factor = factor[np.asarray(slot.coordinate)]
-            if slot.axis is None:
-                factor = factor.reshape([1] * value.ndim)
-            else:
-                axis = slot.axis % value.ndim
-                factor = factor.reshape([-1 if k == axis else 1 for k in range(value.ndim)])
+            given = slot.axis if isinstance(slot.axis, tuple) else (slot.axis,)
+            axes = tuple(axis % value.ndim for axis in given)
+            shape = [value.shape[k] if k in axes else 1 for k in range(value.ndim)]
+            factor = factor.reshape(shape)
             slot.view.write(parameters, value * factor)

@@ -115,7 +115,7 @@ class ConfigReader:
                 raise self.fail(f"the key {key!r} is missing; add it, it fixes a tensor's shape")
             if default is not None:
                 self.sizes[key] = default
-            return default  # type: ignore[no-any-return]
+            return default
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.fail(f"{key!r} is {value!r}, but a positive integer is needed")
         self.sizes[key] = value

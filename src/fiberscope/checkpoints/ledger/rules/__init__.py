@@ -1,0 +1,1 @@
+"""Symmetry rules, each local to points, segments, attentions or MLPs."""

@@ -1,0 +1,208 @@
+"""Discrete symmetries: permutations, and the components of the continuous groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import lgamma, log, log10
+
+from fiberscope.checkpoints.architecture.program import (
+    Activation,
+    Attention,
+    Mlp,
+    NormKind,
+)
+from fiberscope.checkpoints.ledger.item import Item
+from fiberscope.checkpoints.ledger.rules import heads, mlp, norms, stream
+from fiberscope.checkpoints.ledger.wiring import StreamGroup, Wiring
+from fiberscope.parameters import View
+from fiberscope.symmetry import Kind, Permutation, ScaledSlot, SignFlip, Slot, Symmetry
+
+GROUP_PERMUTATION = "permutation of key/value groups"
+HEAD_PERMUTATION = "permutation of query heads in a group"
+NEURON_PERMUTATION = "permutation of neurons"
+COMPONENTS = "components of continuous groups"
+ODD_SIGNS = "signs in front of odd activations"
+COORDINATE_PERMUTATION = "permutation of residual coordinates"
+COORDINATE_SIGNS = "signs of residual coordinates"
+GLOBAL_SIGN = "sign of the whole residual stream"
+
+
+def log10_factorial(n: int) -> float:
+    """``log10(n!)``."""
+    return lgamma(n + 1) / log(10)
+
+
+def discrete_items(wiring: Wiring, continuous: list[Item]) -> Iterator[Item]:
+    """All discrete symmetries; the continuous items tell how many components their groups have."""
+    for attention in wiring.attentions:
+        yield from _heads(attention)
+    for layer in wiring.mlps:
+        yield _neurons(layer)
+        if layer.activation is Activation.ODD:
+            yield _odd(layer)
+    yield from _head(wiring)
+    yield from _components(wiring, continuous)
+    for group in wiring.stream_groups:
+        yield from _coordinates(wiring, group, continuous)
+
+
+def _item(mechanism: str, layer: int | None, order: float, build: object, where: str) -> Item:
+    return Item(
+        mechanism,
+        layer,
+        0,
+        build,  # type: ignore[arg-type]
+        where,
+        kind=Kind.DISCRETE,
+        log10_order=order,
+    )
+
+
+def _heads(a: Attention) -> Iterator[Item]:
+    views = [a.query, a.key, a.value, a.output, a.query_bias, a.key_bias, a.value_bias]
+
+    def groups() -> Symmetry:
+        slots = [Slot(view, 0) for view in views if view is not None]
+        if a.position_table is not None:
+            slots.append(Slot(a.position_table, 1))
+        return Permutation(f"{a.label}: {GROUP_PERMUTATION}", a.groups, slots)
+
+    def inside() -> Symmetry:
+        slots = [Slot(view, 1) for view in (a.query, a.output, a.query_bias) if view is not None]
+        return Permutation(
+            f"{a.label}: {HEAD_PERMUTATION}", a.heads_per_group, slots, copies=a.groups
+        )
+
+    if a.groups > 1:
+        order = log10_factorial(a.groups)
+        yield _item(GROUP_PERMUTATION, a.layer, order, groups, a.label)
+    if a.heads_per_group > 1 and a.position_table is None:
+        order = a.groups * log10_factorial(a.heads_per_group)
+        yield _item(HEAD_PERMUTATION, a.layer, order, inside, a.label)
+
+
+def _neurons(m: Mlp) -> Item:
+    def build() -> Symmetry:
+        rows = [m.up, m.up_bias, m.gate, m.gate_bias]
+        slots = [Slot(view, 0) for view in rows if view is not None]
+        slots.append(Slot(m.down, 1))
+        return Permutation(f"{m.label}: {NEURON_PERMUTATION}", m.neurons, slots)
+
+    return _item(NEURON_PERMUTATION, m.layer, log10_factorial(m.neurons), build, m.label)
+
+
+def _odd(m: Mlp) -> Item:
+    """An odd activation passes a sign on to the down projection."""
+
+    def build() -> Symmetry:
+        rows = (m.gate, m.gate_bias) if m.gate is not None else (m.up, m.up_bias)
+        slots = [ScaledSlot(view, 0) for view in rows if view is not None]
+        slots.append(ScaledSlot(m.down, 1))
+        return SignFlip(f"{m.label}: {ODD_SIGNS}", m.neurons, slots)
+
+    return _item(ODD_SIGNS, m.layer, m.neurons * log10(2), build, m.label)
+
+
+def _head(wiring: Wiring) -> Iterator[Item]:
+    """Units of a dense layer in the head, unless a tied table fixes their order."""
+    head = wiring.head
+    if head is None or head.dense is None or (head.norm is not None and wiring.tied):
+        return
+    dense, norm = head.dense, head.norm
+    units = dense.weight.shape[0]
+
+    def permute() -> Symmetry:
+        slots = [Slot(dense.weight, 0), Slot(head.output, 1)]
+        views = [dense.bias, norm.gain if norm else None, norm.bias if norm else None]
+        slots += [Slot(view, 0) for view in views if view is not None]
+        return Permutation(f"{dense.label}: {NEURON_PERMUTATION}", units, slots)
+
+    def flip() -> Symmetry:
+        slots = [ScaledSlot(dense.weight, 0), ScaledSlot(head.output, 1)]
+        if dense.bias is not None:
+            slots.append(ScaledSlot(dense.bias, 0))
+        return SignFlip(f"{dense.label}: {ODD_SIGNS}", units, slots)
+
+    yield _item(NEURON_PERMUTATION, None, log10_factorial(units), permute, dense.label)
+    if dense.activation is Activation.ODD and norm is None:
+        yield _item(ODD_SIGNS, None, units * log10(2), flip, dense.label)
+
+
+def _components(wiring: Wiring, continuous: list[Item]) -> Iterator[Item]:
+    """GL(n) and O(n) have two components, every nonzero real factor has two signs."""
+    signed = {norms.NORM_GAIN, mlp.GATED, heads.QUERY_KEY_GAIN}
+    by_layer: dict[int | None, float] = {}
+    for item in continuous:
+        order = 0.0
+        if item.mechanism in signed:
+            order = item.dimension * log10(2)
+        elif item.mechanism == stream.ROTATION:
+            order = log10(2)
+        by_layer[item.layer] = by_layer.get(item.layer, 0.0) + order
+    for attention in wiring.attentions:
+        matrices = 1 + (attention.query_norm is None and heads.unrotated_rows(attention) > 0)
+        order = attention.groups * matrices * log10(2)
+        by_layer[attention.layer] = by_layer.get(attention.layer, 0.0) + order
+    for layer, order in by_layer.items():
+        if order:
+            where = "model" if layer is None else f"layer {layer}"
+            yield _item(COMPONENTS, layer, order, None, where)
+
+
+def _coordinates(wiring: Wiring, group: StreamGroup, continuous: list[Item]) -> Iterator[Item]:
+    """Residual coordinates can be renamed where no rotation contains the renaming."""
+    if any(item.mechanism == stream.ROTATION for item in continuous):
+        return
+    names = {id(norm) for segment in group.segments for norm in segment.readers}
+    points = [point for point in wiring.points if id(point.norm) in names]
+    if any(point.observed for point in points):
+        return
+    width = group.segments[0].width
+    kinds = {point.norm.kind for point in points}
+    places: dict[tuple[View, int], Slot] = {}
+    for segment in group.segments:
+        for writer in segment.writers:
+            places[writer.view, writer.axis] = Slot(writer.view, writer.axis)
+    for point in points:
+        for reader in point.readers:
+            if not reader.tied:
+                axis = len(reader.weight.shape) - 1
+                places[reader.weight, axis] = Slot(reader.weight, axis)
+    turned = list(places.values())
+    biases = [point.norm.bias for point in points if point.norm.bias is not None]
+    gains = [point.norm.gain for point in points if point.norm.gain is not None]
+    # A tied table is read behind the head's dense layer: its columns name that layer's units too.
+    transform = _transform(wiring, group)
+
+    def permute() -> Symmetry:
+        moved = [*turned, *(Slot(view, 0) for view in [*gains, *biases, *transform])]
+        return Permutation(COORDINATE_PERMUTATION, width, moved)
+
+    def coordinate_signs() -> Symmetry:
+        moved = [ScaledSlot(slot.view, slot.axis) for slot in turned]
+        return SignFlip(COORDINATE_SIGNS, width, moved)
+
+    def global_sign() -> Symmetry:
+        one = (0,)
+        views = [slot.view for slot in turned] + biases
+        if transform and wiring.head is not None and wiring.head.norm is not None:
+            norm = wiring.head.norm
+            views += [view for view in (norm.gain, norm.bias) if view is not None]
+        return SignFlip(GLOBAL_SIGN, 1, [ScaledSlot(view, (), 1, one) for view in views])
+
+    where = " and ".join(item.label for item in group.streams)
+    yield _item(COORDINATE_PERMUTATION, None, log10_factorial(width), permute, where)
+    if kinds == {NormKind.RMS} and not transform:
+        yield _item(COORDINATE_SIGNS, None, width * log10(2), coordinate_signs, where)
+    else:
+        yield _item(GLOBAL_SIGN, None, log10(2), global_sign, where)
+
+
+def _transform(wiring: Wiring, group: StreamGroup) -> list[View]:
+    """The head's dense rows, bias and norm, when a tied table is read behind them."""
+    head = wiring.head
+    tied = any(writer.tied for segment in group.segments for writer in segment.writers)
+    if not tied or head is None or head.dense is None or head.norm is None:
+        return []
+    views = [head.dense.weight, head.dense.bias, head.norm.gain, head.norm.bias]
+    return [view for view in views if view is not None]

@@ -1,0 +1,119 @@
+"""What softmax does not show: shifts of all logits or of all scores; and unread parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.architecture.program import NormKind, Observable
+from fiberscope.checkpoints.ledger.item import Item, Overlap
+from fiberscope.checkpoints.ledger.rules.constants import INPUT_DIRECTION, free_directions
+from fiberscope.checkpoints.ledger.wiring import Role, Wiring
+from fiberscope.parameters import View
+from fiberscope.symmetry import Symmetry, Translation
+
+UNEMBEDDING_SHIFT = "unembedding shift"
+SCORE_SHIFT = "relative position bias"
+UNREAD = "unread parameters"
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def output_items(wiring: Wiring) -> Iterator[Item]:
+    """All rules of this file."""
+    if (item := _unembedding_shift(wiring)) is not None:
+        yield item
+    for attention in wiring.attentions:
+        if attention.position_table is not None:
+            yield _score_shift(attention.label, attention.layer, attention.position_table)
+    for unread in wiring.unread:
+        yield _unread(unread.label, unread.view)
+
+
+def output_overlaps(wiring: Wiring) -> Iterator[Overlap]:
+    """All rows moving along 1/gain, compensated in the bias, is counted as input direction."""
+    head = wiring.head
+    if wiring.observable is not Observable.PROBABILITIES or head is None:
+        return
+    if head.output_bias is None or wiring.tied:
+        return
+    for point in wiring.points:
+        for reader in point.readers:
+            if (
+                reader.role is Role.OUTPUT
+                and point.norm.kind is NormKind.LAYER
+                and free_directions(reader, point)
+            ):
+                yield Overlap(
+                    (UNEMBEDDING_SHIFT, INPUT_DIRECTION),
+                    1,
+                    "moving all unembedding rows along 1/gain is also a shift of all their biases",
+                )
+
+
+def _absorbing_table(wiring: Wiring, tensor: str) -> View | None:
+    """A free table that is always added together with the tied one."""
+    for segment in wiring.segments:
+        for tables in segment.embedding.sums if segment.embedding else ():
+            if any(table.tensor == tensor for table in tables):
+                for table in tables:
+                    if table.tensor != tensor:
+                        return table
+    return None
+
+
+def _unembedding_shift(wiring: Wiring) -> Item | None:
+    """Softmax cancels what is added to all logits: a common shift of all rows, and of all biases.
+
+    A tied table moves as an embedding too, which a position table must take back.
+    """
+    head = wiring.head
+    if wiring.observable is not Observable.PROBABILITIES or head is None:
+        return None
+    output, bias = head.output, head.output_bias
+    into = _absorbing_table(wiring, output.tensor) if wiring.tied else None
+    rows = output.shape[1] if not wiring.tied or into is not None else 0
+    size = rows + (1 if bias is not None else 0)
+    if size == 0:
+        return None
+
+    def build() -> Symmetry:
+        def increments(parameters: Arrays, shift: NDArray[Any]) -> Any:
+            moved = []
+            if rows:
+                moved.append((output, np.broadcast_to(shift[:rows], output.shape)))
+                if into is not None:
+                    moved.append((into, np.broadcast_to(-shift[:rows], into.shape)))
+            if bias is not None:
+                moved.append((bias, np.broadcast_to(shift[rows:], bias.shape)))
+            return moved
+
+        return Translation(UNEMBEDDING_SHIFT, (size,), [output, bias, into], increments)
+
+    return Item(UNEMBEDDING_SHIFT, None, size, build, head.label)
+
+
+def _score_shift(label: str, layer: int, table: View) -> Item:
+    """Softmax cancels what is added to the scores of all keys: one constant per head and table."""
+    heads = table.size // table.shape[0]
+
+    def build() -> Symmetry:
+        def increments(parameters: Arrays, shift: NDArray[Any]) -> Any:
+            return [(table, np.broadcast_to(shift.reshape(table.shape[1:]), table.shape))]
+
+        return Translation(f"{label}: {SCORE_SHIFT}", (heads,), [table], increments)
+
+    return Item(SCORE_SHIFT, layer, heads, build, label)
+
+
+def _unread(label: str, view: View) -> Item:
+    def build() -> Symmetry:
+        def increments(parameters: Arrays, shift: NDArray[Any]) -> Any:
+            return [(view, shift)]
+
+        return Translation(f"{label}: {UNREAD}", view.shape, [view], increments)
+
+    return Item(UNREAD, None, view.size, build, label)
