@@ -307,7 +307,7 @@ def readme_text(record: dict[str, Any]) -> str:
         "Vocabulary": (
             f"the 128 ASCII codes, one per character; id {OTHER_CHARACTER} stands for every other "
             "character. Of the control characters the text has only the line feed, so the input "
-            f"embeddings of the others (but for id {OTHER_CHARACTER}) were never used in training. "
+            f"embeddings of the others (but for id {OTHER_CHARACTER}) were never read in training. "
             f"Context: {CONTEXT} characters."
         ),
         "Corpus": (
