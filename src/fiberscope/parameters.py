@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.errors import InputError
+
 Parameters = Mapping[str, NDArray[Any]]
 """Named arrays; the dtype is the number system's (float64, complex128 or object)."""
 
@@ -41,7 +43,7 @@ class ParameterSpace:
 
         Raises
         ------
-        ValueError
+        InputError
             If a name is missing or superfluous, or a shape differs.
         """
         self.check(parameters)
@@ -53,20 +55,20 @@ class ParameterSpace:
         """Named arrays (copies) of a vector of shape ``(size,)``; the inverse of ``vector``."""
         vector = np.asarray(vector)
         if vector.shape != (self.size,):
-            raise ValueError(f"a vector of shape ({self.size},) is needed, got {vector.shape}")
+            raise InputError(f"a vector of shape ({self.size},) is needed, got {vector.shape}")
         return {
             name: vector[window].reshape(self.shapes[name]).copy() for name, window in self.slices()
         }
 
     def check(self, parameters: Parameters) -> None:
-        """Raise ``ValueError`` unless names and shapes are exactly those of this space."""
+        """Raise :class:`InputError` unless names and shapes are exactly those of this space."""
         if missing := self.shapes.keys() - parameters.keys():
-            raise ValueError(f"missing parameters: {sorted(missing)}")
+            raise InputError(f"missing parameters: {sorted(missing)}")
         if unknown := parameters.keys() - self.shapes.keys():
-            raise ValueError(f"unknown parameters: {sorted(unknown)}")
+            raise InputError(f"unknown parameters: {sorted(unknown)}")
         for name, shape in self.shapes.items():
             if np.shape(parameters[name]) != tuple(shape):
-                raise ValueError(
+                raise InputError(
                     f"{name} has shape {np.shape(parameters[name])}, expected {tuple(shape)}"
                 )
 
@@ -113,6 +115,15 @@ class View:
             ("split", axis, sizes), (*self.shape[:axis], *sizes, *self.shape[axis + 1 :])
         )
 
+    def merge(self, axis: int, count: int) -> View:
+        """Merge ``count`` adjacent axes of the stored layout into one, the inverse of a split."""
+        axis %= len(self.shape)
+        if count < 1 or axis + count > len(self.shape):
+            raise ValueError(f"{self.tensor} has no {count} axes from axis {axis} on")
+        merged = prod(self.shape[axis : axis + count])
+        shape = (*self.shape[:axis], merged, *self.shape[axis + count :])
+        return self._with(("merge", axis, count), shape)
+
     def slice(self, axis: int, start: int, stop: int) -> View:
         """Keep ``start:stop`` of one axis."""
         axis %= len(self.shape)
@@ -143,12 +154,10 @@ class View:
             match step:
                 case ("split", axis, sizes):
                     shape = (*window.shape[:axis], *sizes, *window.shape[axis + 1 :])
-                    # `copy=False` semantics: splitting an axis never needs a copy, and a silent
-                    # one would lose the writes.
-                    view = window.reshape(shape)
-                    if not np.shares_memory(view, window) and window.size:
-                        raise ValueError(f"{self.tensor} cannot be split without a copy")
-                    window = view
+                    window = self._reshaped(window, shape)
+                case ("merge", axis, count):
+                    shape = (*window.shape[:axis], -1, *window.shape[axis + count :])
+                    window = self._reshaped(window, shape)
                 case ("slice", axis, start, stop):
                     window = window[(*([slice(None)] * axis), slice(start, stop))]
                 case ("index", axis, position):
@@ -156,6 +165,13 @@ class View:
                 case ("permute", axes):
                     window = window.transpose(axes)
         return window
+
+    def _reshaped(self, window: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        # `copy=False` semantics: a silent copy would lose the writes.
+        view = window.reshape(shape)
+        if window.size and not np.shares_memory(view, window):
+            raise ValueError(f"{self.tensor} cannot be reshaped to {shape} without a copy")
+        return view
 
     def read(self, parameters: Parameters) -> NDArray[Any]:
         """Return the role's array, offset included (a window when the offset is zero)."""

@@ -17,23 +17,23 @@ T = TypeVar("T")
 
 HARMLESS = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path activation_dropout
     adapters architectures attention_dropout attention_probs_dropout_prob attn_implementation
     attn_pdrop auto_map bad_words_ids begin_suppress_tokens bos_token_id classifier_dropout
-    custom_pipelines decoder_start_token_id diversity_penalty do_sample dropout dropout_rate dtype
-    early_stopping embd_pdrop encoder_no_repeat_ngram_size encoder_stride eos_token_id
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label init_std initializer_factor
-    initializer_range intermediate_dropout label2id language layerdrop length_penalty license
-    max_length max_window_layers min_length model_type n_ctx no_repeat_ngram_size num_beam_groups
-    num_beams num_return_sequences output_attentions output_hidden_states output_past
-    output_scores pad_token_id prefix pretraining_tp problem_type qa_dropout
-    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
-    sep_token_id seq_classif_dropout suppress_tokens task_specific_params temperature
-    tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-    typical_p unsloth_version unsloth_fixed use_bfloat16 use_cache vocab_file
-    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    num_labels cls_token_id mask_token_id unk_token_id gradient_checkpointing_kwargs
+    cls_token_id custom_pipelines decoder_start_token_id diversity_penalty do_sample dropout
+    dropout_rate dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size encoder_stride
+    eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
+    forced_eos_token_id gradient_checkpointing gradient_checkpointing_kwargs hidden_dropout
+    hidden_dropout_prob id2label init_std initializer_factor initializer_range intermediate_dropout
+    is_llama_config label2id language layerdrop length_penalty license mask_token_id max_length
+    max_window_layers min_length model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams
+    num_labels num_return_sequences output_attentions output_hidden_states output_past
+    output_scores pad_token_id prefix pretraining_tp problem_type qa_dropout remove_invalid_values
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id
+    seq_classif_dropout summary_activation summary_first_dropout summary_proj_to_labels
+    summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss
+    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version
+    typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache vocab_file
     """.split()
 )
 """Keys that never change the function of the classes supported here."""
@@ -102,23 +102,18 @@ class ConfigReader:
         return self.config.get(key)
 
     @overload
-    def integer(self, key: str) -> int: ...
-    @overload
     def integer(self, key: str, default: int) -> int: ...
     @overload
     def integer(self, key: str, default: None) -> int | None: ...
-    def integer(self, key: str, default: Any = ...) -> int | None:
+    def integer(self, key: str, default: int | None) -> int | None:
         """A positive integer; a missing or null key means the class default."""
         value = self.raw(key)
         if value is None:
-            if default is ...:
-                raise self.fail(f"the key {key!r} is missing; add it, it fixes a tensor's shape")
-            if default is not None:
-                self.sizes[key] = default
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            value = default
+        elif isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.fail(f"{key!r} is {value!r}, but a positive integer is needed")
-        self.sizes[key] = value
+        if value is not None:
+            self.sizes[key] = value
         return value
 
     def number(self, key: str, default: float) -> float:

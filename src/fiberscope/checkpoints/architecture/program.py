@@ -231,6 +231,8 @@ class Architecture:
         The class, ``GPT2LMHeadModel``.
     tensors
         Stored name and shape of every parameter, in the file's order; tied ones once.
+    optional
+        Tensors that files of the class may lack, all together (a pooler built on request).
     optional_copies
         Names a file may store again for a tied tensor -> the tensor they must equal.
     aliases
@@ -255,6 +257,8 @@ class Architecture:
         Rows of the position table that inputs can reach, or None.
     assumptions
         What is assumed of inputs, in words.
+    sizes
+        The integers of the configuration by key, defaults included.
     """
 
     name: str
@@ -270,6 +274,7 @@ class Architecture:
     unread: tuple[Unread, ...] = ()
     unread_without_head: tuple[Unread, ...] = ()
     unread_with_head: tuple[Unread, ...] = ()
+    optional: tuple[str, ...] = ()
     optional_copies: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""

@@ -8,15 +8,40 @@ from typing import Any
 
 from fiberscope.checkpoints.architecture.config import ConfigReader
 from fiberscope.checkpoints.architecture.program import Architecture
+from fiberscope.checkpoints.architecture.tables.bert import bert
+from fiberscope.checkpoints.architecture.tables.distilbert import distilbert
 from fiberscope.checkpoints.architecture.tables.gpt2 import gpt2
+from fiberscope.checkpoints.architecture.tables.gpt_neox import gpt_neox
 from fiberscope.checkpoints.architecture.tables.llama import VARIANTS, llama
+from fiberscope.checkpoints.architecture.tables.opt import opt
+from fiberscope.checkpoints.architecture.tables.phi import phi
+from fiberscope.checkpoints.architecture.tables.roberta import roberta
+from fiberscope.checkpoints.architecture.tables.t5 import t5
+from fiberscope.checkpoints.architecture.tables.vit import vit
 from fiberscope.errors import InputError
 
 Builder = Callable[[str, ConfigReader], Architecture]
 
 MODEL_TYPES: Mapping[str, tuple[Builder, tuple[str, ...]]] = {
     "gpt2": (gpt2, ("GPT2Model", "GPT2LMHeadModel")),
+    "opt": (opt, ("OPTModel", "OPTForCausalLM")),
+    "gpt_neox": (gpt_neox, ("GPTNeoXModel", "GPTNeoXForCausalLM")),
+    "phi": (phi, ("PhiModel", "PhiForCausalLM")),
     **{stem.lower(): (llama, (f"{stem}Model", f"{stem}ForCausalLM")) for stem in VARIANTS},
+    "bert": (
+        bert,
+        ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"),
+    ),
+    "roberta": (
+        roberta,
+        ("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"),
+    ),
+    "distilbert": (
+        distilbert,
+        ("DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification"),
+    ),
+    "vit": (vit, ("ViTModel", "ViTForImageClassification")),
+    "t5": (t5, ("T5Model", "T5ForConditionalGeneration", "T5EncoderModel")),
 }
 """Model type -> its builder and its classes; the first is the base class."""
 

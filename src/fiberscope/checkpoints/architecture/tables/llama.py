@@ -98,6 +98,7 @@ def llama(name: str, config: ConfigReader) -> Architecture:
     mlp_bias = config.flag("mlp_bias", False) if variant.mlp_flag else False
     if variant.windows:
         _check_windows(config, layers)
+    config.only("rope_interleaved", False)
     rotary = read_rotary(config, heads.width)
     tied = config.tied(variant.tied) and with_head
     prefix = "model." if with_head else ""
