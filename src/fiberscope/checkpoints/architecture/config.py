@@ -108,13 +108,13 @@ class ConfigReader:
     def integer(self, key: str, default: int | None) -> int | None:
         """A positive integer; a missing or null key means the class default."""
         value = self.raw(key)
-        if value is None:
-            value = default
-        elif isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        size: int | None = default if value is None else value
+        if size is None:
+            return None
+        if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
             raise self.fail(f"{key!r} is {value!r}, but a positive integer is needed")
-        if value is not None:
-            self.sizes[key] = value
-        return value
+        self.sizes[key] = size
+        return size
 
     def number(self, key: str, default: float) -> float:
         """A finite nonnegative number."""
