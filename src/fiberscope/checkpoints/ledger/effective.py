@@ -165,12 +165,14 @@ def _head(wiring: Wiring, head: Head) -> int:
         has_bias = head.output_bias is not None
         total += labels * has_bias
         if softmax:
+            tied = [s for s in wiring.segments if any(w.tied for w in s.writers)]
             movable = any(
                 len(tables) > 1 and any(t.tensor == head.output.tensor for t in tables)
-                for segment in wiring.segments
+                for segment in tied
                 for tables in (segment.embedding.sums if segment.embedding else ())
             )
-            total -= head.output.shape[1] * movable + has_bias
+            hidden = min(segment.blind for segment in tied)
+            total -= (head.output.shape[1] if movable else hidden) + has_bias
     else:
         total += (labels - int(softmax)) * (inputs + constant)
     return total

@@ -65,17 +65,28 @@ def _absorbing_table(wiring: Wiring, tensor: str) -> View | None:
     return None
 
 
+def _written_blindly(wiring: Wiring, tensor: str) -> bool:
+    """Whether the tied table is written where nobody sees the ones vector."""
+    return all(
+        segment.blind
+        for segment in wiring.segments
+        if any(writer.view.tensor == tensor for writer in segment.writers)
+    )
+
+
 def _unembedding_shift(wiring: Wiring) -> Item | None:
     """Softmax cancels what is added to all logits: a common shift of all rows, and of all biases.
 
-    A tied table moves as an embedding too, which a position table must take back.
+    A tied table moves as an embedding too: a position table can take that back, and behind
+    LayerNorms a move along the ones vector goes unseen anyway.
     """
     head = wiring.head
     if wiring.observable is not Observable.PROBABILITIES or head is None:
         return None
     output, bias = head.output, head.output_bias
     into = _absorbing_table(wiring, output.tensor) if wiring.tied else None
-    rows = output.shape[1] if not wiring.tied or into is not None else 0
+    along_ones = wiring.tied and into is None and _written_blindly(wiring, output.tensor)
+    rows = output.shape[1] if not wiring.tied or into is not None else int(along_ones)
     size = rows + (1 if bias is not None else 0)
     if size == 0:
         return None
@@ -84,6 +95,7 @@ def _unembedding_shift(wiring: Wiring) -> Item | None:
         def increments(parameters: Arrays, shift: NDArray[Any]) -> Any:
             moved = []
             if rows:
+                # One coordinate along the ones vector broadcasts over the width by itself.
                 moved.append((output, np.broadcast_to(shift[:rows], output.shape)))
                 if into is not None:
                     moved.append((into, np.broadcast_to(-shift[:rows], into.shape)))
