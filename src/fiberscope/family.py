@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.numbers import FLOAT64, Array, DualNumbers, NumberSystem
+from fiberscope.numbers import FLOAT64, Array, Dual, DualNumbers, NumberSystem
 from fiberscope.parameters import Parameters, ParameterSpace
-from fiberscope.symmetry import Symmetry
+from fiberscope.symmetry import Element, Symmetry
+from fiberscope.verdict import Outcome
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,10 @@ class Family(ABC):
         named: dict[str, Any] = {}
         for name, window in self.space.slices():
             named[name] = flat[window].reshape(self.space.shapes[name])
-        return self.observe(named, design, duals).tangent.swapaxes(0, 1)
+        observed = self.observe(named, design, duals)
+        if not isinstance(observed, Dual):
+            return system.zeros((observed.shape[0], self.space.size))
+        return observed.tangent.swapaxes(0, 1)
 
 
 class HasCanonicalForm(ABC):
@@ -101,3 +105,37 @@ class HasCanonicalForm(ABC):
     @abstractmethod
     def canonical(self, parameters: Parameters, design: Design) -> dict[str, NDArray[np.float64]]:
         """The representative: the same for all points of a fiber; applying it twice is once."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Answer to *do two points lie in one fiber?*.
+
+    Attributes
+    ----------
+    outcome
+        SAME, DIFFERENT or UNDECIDED.
+    witness
+        For SAME: the moves that carry the first point to the second, in order.
+    reason
+        For DIFFERENT the first difference, for UNDECIDED what is missing, in words.
+    """
+
+    outcome: Outcome
+    witness: tuple[tuple[Symmetry, Element], ...] = ()
+    reason: str = ""
+
+    def carry(self, parameters: Parameters) -> dict[str, NDArray[Any]]:
+        """Apply the witness to the first point."""
+        moved = dict(parameters)
+        for symmetry, element in self.witness:
+            moved = symmetry.act(element, moved)
+        return moved
+
+
+class HasComparison(ABC):
+    """A family that tells whether two points lie in one fiber."""
+
+    @abstractmethod
+    def compare(self, first: Parameters, second: Parameters, design: Design) -> Comparison:
+        """Compare two points under a design."""

@@ -73,7 +73,8 @@ class Verdict:
 def to_plain(value: Any) -> Any:
     """Turn results (dataclasses, enums, arrays, paths) into plain data that JSON can carry.
 
-    Statuses become their lower-case words, other enums their names, arrays nested lists.
+    Statuses become their lower-case words, other enums their names, arrays nested lists, and
+    the floats that JSON has not become the strings ``inf``, ``-inf`` and ``nan``.
     """
     if isinstance(value, Status):
         return value.word
@@ -86,9 +87,13 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return to_plain(value.tolist())
     if isinstance(value, np.generic):
-        return value.item()
+        return to_plain(value.item())
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
     if isinstance(value, Fraction | Path):
         return str(value)
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        return sorted((to_plain(item) for item in value), key=str)
+    if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     return value

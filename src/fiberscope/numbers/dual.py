@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,11 @@ class Dual:
     # NumPy must leave mixed operations to this class.
     __array_priority__ = 1000.0
     __array_ufunc__ = None
+
+    def __post_init__(self) -> None:
+        # Operations on zero-dimensional object arrays return the bare number.
+        if not hasattr(self.value, "shape"):
+            object.__setattr__(self, "value", np.array(self.value, dtype=object))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,9 +58,9 @@ class Dual:
             ndim = max(self.ndim, other.ndim)
             return Dual(self.value + other.value, self._along(ndim) + other._along(ndim))
         value = self.value + other
-        tangent = self._along(len(value.shape))
-        if tangent.shape[1:] != value.shape:
-            tangent = tangent + (value - value)
+        tangent = self._along(np.ndim(value))
+        if tuple(tangent.shape[1:]) != np.shape(value):
+            tangent = _broadcast(tangent, (tangent.shape[0], *np.shape(value)), value)
         return Dual(value, tangent)
 
     __radd__ = __add__
@@ -71,7 +77,7 @@ class Dual:
             tangent = self._along(ndim) * other.value + other._along(ndim) * self.value
             return Dual(self.value * other.value, tangent)
         value = self.value * other
-        return Dual(value, self._along(len(value.shape)) * other)
+        return Dual(value, self._along(np.ndim(value)) * other)
 
     __rmul__ = __mul__
 
@@ -82,36 +88,34 @@ class Dual:
             tangent = (self._along(ndim) - other._along(ndim) * quotient) / other.value
             return Dual(quotient, tangent)
         value = self.value / other
-        return Dual(value, self._along(len(value.shape)) / other)
+        return Dual(value, self._along(np.ndim(value)) / other)
 
     def __rtruediv__(self, other: Any) -> Dual:
         value = other / self.value
-        tangent = self._along(len(value.shape)) * (-value / self.value)
+        tangent = self._along(np.ndim(value)) * (-value / self.value)
         return Dual(value, tangent)
 
     def __matmul__(self, other: Any) -> Dual:
-        if isinstance(other, Dual):
-            ndim = max(self.ndim, other.ndim)
-            tangent = self._along(ndim) @ other.value + self.value @ other._along(ndim)
-            return Dual(self.value @ other.value, tangent)
-        value = self.value @ other
-        return Dual(value, self._along(len(np.shape(other))) @ other)
+        return _matrix_product(self, other)
 
     def __rmatmul__(self, other: Any) -> Dual:
-        value = other @ self.value
-        return Dual(value, other @ self._along(len(np.shape(other))))
+        return _matrix_product(other, self)
 
     def __getitem__(self, key: Any) -> Dual:
         keys = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(k, list | np.ndarray) for k in keys):
+            # Index arrays apart from each other send their axes to the front, before the
+            # directions: positions in the flat value have no such case.
+            positions = np.arange(prod(self.shape)).reshape(self.shape)[keys]
+            directions = self.tangent.shape[0]
+            return Dual(self.value[keys], self.tangent.reshape(directions, -1)[:, positions])
         return Dual(self.value[keys], self.tangent[(slice(None), *keys)])
 
-    def _axes(self, axis: int | tuple[int, ...]) -> tuple[int, ...]:
-        axes = axis if isinstance(axis, tuple) else (axis,)
-        return tuple(a % self.ndim for a in axes)
-
-    def sum(self, axis: int | tuple[int, ...], keepdims: bool = False) -> Dual:
-        """Sum over axes of the value."""
-        axes = self._axes(axis)
+    def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Dual:
+        """Sum over axes of the value (all of them by default)."""
+        if axis is None:
+            axis = tuple(range(self.ndim))
+        axes = tuple(a % self.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
         return Dual(
             self.value.sum(axis=axes, keepdims=keepdims),
             self.tangent.sum(axis=tuple(a + 1 for a in axes), keepdims=keepdims),
@@ -124,7 +128,8 @@ class Dual:
         return Dual(value, self.tangent.reshape((self.tangent.shape[0], *value.shape)))
 
     def transpose(self, *axes: int) -> Dual:
-        """Permute the axes of the value."""
+        """Permute the axes of the value (without arguments: reverse them)."""
+        axes = axes or tuple(reversed(range(self.ndim)))
         return Dual(
             self.value.transpose(*axes),
             self.tangent.transpose(0, *(a % self.ndim + 1 for a in axes)),
@@ -136,6 +141,34 @@ class Dual:
         return Dual(
             self.value.swapaxes(first, second), self.tangent.swapaxes(first + 1, second + 1)
         )
+
+
+def _broadcast(tangent: Array, shape: tuple[int, ...], value: Array) -> Array:
+    """Tangent repeated to ``shape``, for a sum in which the constant is the larger array."""
+    if isinstance(tangent, np.ndarray):
+        return np.broadcast_to(tangent, shape)
+    # Arrays of other classes broadcast by their operators; only exact systems have them, where
+    # the difference is zero.
+    return tangent + (value - value)
+
+
+def _matrix_product(left: Any, right: Any) -> Dual:
+    """``left @ right`` where at least one is a :class:`Dual`; vectors as NumPy treats them."""
+    row, column = np.ndim(left) == 1, np.ndim(right) == 1
+    left = left.reshape((1, -1)) if row else left
+    right = right.reshape((-1, 1)) if column else right
+    ndim = max(np.ndim(left), np.ndim(right))
+    left_value = left.value if isinstance(left, Dual) else left
+    right_value = right.value if isinstance(right, Dual) else right
+    terms = []
+    if isinstance(left, Dual):
+        terms.append(left._along(ndim) @ right_value)
+    if isinstance(right, Dual):
+        terms.append(left_value @ right._along(ndim))
+    product = Dual(left_value @ right_value, terms[0] if len(terms) == 1 else terms[0] + terms[1])
+    if row:
+        product = product[..., 0, :]
+    return product[..., 0] if column else product
 
 
 class DualNumbers(NumberSystem):
