@@ -47,9 +47,9 @@ def open_directory(path: Path) -> Checkpoint:
     notes: list[str] = []
     weights = contents.open_weights(notes)
     if contents.pickles:
-        notes.append(
-            f"{_listed(contents.pickles)} in {path} was passed over: pickles are never loaded."
-        )
+        notes.append(f"Passed over in {path}, as a pickle: {_listed(contents.pickles)}.")
+    if contents.adapters:
+        notes.append(f"Passed over in {path}, as an adapter: {_listed(contents.adapters)}.")
     return Checkpoint(path, config, weights, tuple(notes))
 
 
@@ -71,12 +71,12 @@ class _Contents:
             if name.endswith(_INDEX_SUFFIX) and not name.startswith("consolidated")
         ]
         stored = [name for name in names if name.endswith(".safetensors")]
-        self.adapters = [name for name in stored if name.startswith(_ADAPTER_WEIGHTS)]
+        self.adapters = [name for name in names if name.startswith(_ADAPTER_WEIGHTS)]
         self.consolidated = [name for name in stored if _CONSOLIDATED.fullmatch(name)]
         passed_over = {*self.adapters, *self.consolidated}
         self.safetensors = [name for name in stored if name not in passed_over]
         self.gguf = [name for name in names if name.endswith(".gguf")]
-        self.pickles = [name for name in names if is_pickle(name)]
+        self.pickles = [name for name in names if is_pickle(name) and name not in self.adapters]
 
     def check_model_is_there(self) -> None:
         """Raise unless there is a configuration and one kind of weights that can be read."""
@@ -99,8 +99,8 @@ class _Contents:
         path = self.path
         if self.consolidated:
             notes.append(
-                f"{_listed(self.consolidated)} in {path} was passed over: it holds the weights a "
-                f"second time in another layout."
+                f"Passed over in {path}, as the weights a second time in Mistral's own layout: "
+                f"{_listed(self.consolidated)}."
             )
         if len(self.indices) > 1:
             raise InputError(
