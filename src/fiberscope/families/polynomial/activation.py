@@ -110,6 +110,27 @@ class Polynomial:
             result = result * self
         return result
 
+    def as_power(self) -> tuple[int, Polynomial]:
+        """Largest ``l`` with ``self = a f^l``, and the monic ``f``."""
+        for exponent in range(self.degree, 1, -1):
+            if self.degree % exponent == 0:
+                root = self._root(exponent)
+                if root is not None:
+                    return exponent, root
+        return 1, Polynomial.of([c / self.coefficients[-1] for c in self.coefficients])
+
+    def _root(self, exponent: int) -> Polynomial | None:
+        """Monic ``f`` with ``self = a f^exponent``, by comparing coefficients from the top."""
+        size = self.degree // exponent
+        monic = Polynomial.of([c / self.coefficients[-1] for c in self.coefficients])
+        root = [Fraction(0)] * size + [Fraction(1)]
+        for step in range(1, size + 1):
+            power = Polynomial.of(root).power(exponent)
+            missing = monic.coefficients[-1 - step] - power.coefficients[-1 - step]
+            root[size - step] = missing / exponent
+        candidate = Polynomial.of(root)
+        return candidate if candidate.power(exponent) == monic else None
+
     def __str__(self) -> str:
         terms = []
         for exponent in sorted(self.exponents, reverse=True):

@@ -97,16 +97,15 @@ class Architecture:
             ``z^3+z+1``.
         """
         hidden = max(len(widths) - 2, 0)
-        words = {kind.value: kind for kind in ActivationKind if kind is not ActivationKind.NAMED}
+        words = {kind.value: kind for kind in ActivationKind}
+        kind = words.get(activation, ActivationKind.NAMED)
         named: Polynomial | None = None
-        if activation in words:
-            kind = words[activation]
+        if kind is not ActivationKind.NAMED:
             if degrees is None:
                 if hidden:
                     raise InputError("no degree is given: add for instance --degree 2")
                 degrees = ()
         else:
-            kind = ActivationKind.NAMED
             named = parse_polynomial(activation, "the activation")
             if named.degree < 2:
                 raise InputError(

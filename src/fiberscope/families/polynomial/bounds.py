@@ -7,7 +7,7 @@ zero. They are combined by dynamic programming over all intervals of layers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb, prod
 
 from fiberscope.families.polynomial.architecture import ActivationKind, Architecture
@@ -57,7 +57,29 @@ def upper_bound(architecture: Architecture) -> UpperBound:
             stop = start + length
             candidates = _candidates(architecture, start, stop, table)
             table[start, stop] = min(candidates, key=lambda bound: bound.value)
-    return table[0, layers]
+    crowded = _crowded(architecture) if architecture.homogeneous else ()
+    return min((table[0, layers], *crowded), key=lambda bound: bound.value)
+
+
+def _crowded(architecture: Architecture) -> Iterator[UpperBound]:
+    """Replace a layer with more neurons than there are forms by the space of all forms.
+
+    Whatever follows the layer only sees linear combinations of its features, hence of the forms.
+    """
+    for layer in range(1, architecture.layers):
+        inputs, degree = architecture.widths[0], prod(architecture.degrees[:layer])
+        forms = comb(inputs + degree - 1, degree)
+        if forms < architecture.widths[layer]:
+            rest = replace(
+                architecture,
+                widths=(forms, *architecture.widths[layer + 1 :]),
+                degrees=architecture.degrees[layer:],
+            )
+            bound = upper_bound(rest)
+            yield UpperBound(
+                bound.value,
+                f"layer {layer} sees only {forms} forms, so at most {rest}: {bound.reason}",
+            )
 
 
 def _candidates(

@@ -119,11 +119,11 @@ def jacobian_gram(
 
     # The last layer: the Jacobian of output i only meets row i of the last weight matrix.
     seen = _feature_gram(features[-1], bias, prime, rng)
-    gram = np.zeros((points, outputs, points, outputs), dtype=np.int64)
+    own = np.zeros((points, outputs, points, outputs), dtype=np.int64)
     scale = rng.integers(1, prime, outputs)
     for output in range(outputs):
-        gram[:, output, :, output] = seen * scale[output] % prime
-    gram = gram.reshape(points * outputs, points * outputs)
+        own[:, output, :, output] = seen * scale[output] % prime
+    gram: Residues = own.reshape(points * outputs, points * outputs)
     back = np.broadcast_to(np.eye(outputs, dtype=np.int64), (points, outputs, outputs))
     for layer in range(architecture.layers - 1, 0, -1):
         if layer == architecture.layers - 1:

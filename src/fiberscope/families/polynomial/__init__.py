@@ -1,0 +1,1 @@
+"""Polynomial networks: dimensions, symmetries, canonical forms, identifiability, recovery."""
