@@ -17,6 +17,19 @@ EXIT_BAD_INPUT = 3
 Table = Mapping[str, "tuple[str, str] | tuple[str, Table]"]
 COMMANDS: Table = {
     "inspect": ("fiberscope.cli.inspect:command", "Identifiability report of a checkpoint."),
+    "dimension": (
+        "How many parameters the observation determines.",
+        {
+            "deep-attention": (
+                "fiberscope.cli.dimension_deep_attention:command",
+                "Certified functional dimension of deep attention.",
+            ),
+            "polynomial": (
+                "fiberscope.cli.dimension_polynomial:command",
+                "Proved dimension of polynomial networks.",
+            ),
+        },
+    ),
 }
 """Verb -> (``module:command``, one line of help), or (help, subcommands) for a group."""
 

@@ -1,0 +1,246 @@
+"""Exact kernel directions of the native Jacobian, by kind, in any field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.families.deep_attention.architecture import Architecture
+from fiberscope.numbers.fields import Field
+
+
+@dataclass(frozen=True)
+class KernelTangents:
+    """Rows of exact kernel directions, by kind; kinds can overlap.
+
+    Attributes
+    ----------
+    kinds
+        ``factor``, ``interface``, ``unreached``, ``unseen`` and ``scale``, each of shape
+        ``(directions, parameters)``.
+    generic
+        True when the reached and seen subspaces have the largest dimension that the widths allow,
+        so that the ranks of these rows are at most the generic ones.
+    """
+
+    kinds: Mapping[str, NDArray[Any]]
+    generic: bool
+
+    @property
+    def union(self) -> NDArray[Any]:
+        """All rows."""
+        return np.concatenate(list(self.kinds.values()), axis=0)
+
+
+def kernel_tangents(
+    architecture: Architecture, parameters: Mapping[str, NDArray[Any]], field: Field
+) -> KernelTangents:
+    """Directions along which the observation stays the same, at a point.
+
+    With ``P_i`` the products of values:
+
+    - *factor*: ``dQ = Q B, dK = -K B^T`` in every head;
+    - *interface* ``i`` (no residual): ``dV_i = G V_i, dV_{i+1} = -V_{i+1} G,
+      dQ_{i+1} = -G^T Q_{i+1}, dK_{i+1} = -G^T K_{i+1}``, for every ``G``, or under a LayerNorm for
+      the antisymmetric ``G`` with ``G 1 = 0``;
+    - *unreached*: for ``y`` orthogonal to everything layer ``i`` can receive, ``dQ_i`` and
+      ``dK_i`` in ``y x anything`` and ``dV_i`` in ``anything x y^T``;
+    - *unseen*: for ``v`` that no later layer reads, ``dV_i`` in ``v x anything``;
+    - *scale*: ``dQ = Q, dV = -V`` in every head of an unnormalized network; ``dV_i = V_i`` in all
+      heads before a LayerNorm without residual.
+
+    Each is a tangent of an exact symmetry, so it lies in the kernel at every point.
+    """
+    space = architecture.space
+    windows = dict(space.slices())
+    collected: dict[str, list[NDArray[Any]]] = {
+        kind: [] for kind in ("factor", "interface", "unreached", "unseen", "scale")
+    }
+    dtype = next(iter(parameters.values())).dtype if parameters else np.dtype(np.float64)
+
+    def row(parts: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        vector = _zeros((space.size,), dtype)
+        for name, part in parts.items():
+            vector[windows[name]] += part.reshape(-1)
+        return field.reduce(vector)
+
+    def single(name: str, index: tuple[int, ...] | Any, value: Any) -> NDArray[Any]:
+        part = _zeros(space.shapes[name], dtype)
+        part[index] = value
+        return part
+
+    depth = architecture.depth
+    for layer in range(1, depth + 1):
+        q, k = parameters[f"Q{layer}"], parameters[f"K{layer}"]
+        rank = architecture.ranks[layer - 1]
+        for head in range(architecture.heads[layer - 1]):
+            for i in range(rank):
+                for j in range(rank):
+                    dq = single(f"Q{layer}", (head, slice(None), j), q[head][:, i])
+                    dk = single(f"K{layer}", (head, slice(None), i), -k[head][:, j])
+                    collected["factor"].append(row({f"Q{layer}": dq, f"K{layer}": dk}))
+            if not architecture.normalized and architecture.trainable_values:
+                v = parameters[f"V{layer}"]
+                parts = {
+                    f"Q{layer}": single(f"Q{layer}", head, q[head]),
+                    f"V{layer}": single(f"V{layer}", head, -v[head]),
+                }
+                collected["scale"].append(row(parts))
+    generic = True
+    if architecture.trainable_values:
+        for layer in range(1, depth if not architecture.residual else 1):
+            width = architecture.widths[layer]
+            for generator in _interface_generators(architecture, width, dtype):
+                parts = _interface(parameters, layer, generator)
+                collected["interface"].append(row(parts))
+            if architecture.layer_norm:
+                collected["scale"].append(row({f"V{layer}": parameters[f"V{layer}"]}))
+        reached, generic = unreached_bases(architecture, parameters, field)
+        for layer, basis in reached.items():
+            heads = range(architecture.heads[layer - 1])
+            for y in basis.T:
+                for head in heads:
+                    for c in range(architecture.ranks[layer - 1]):
+                        for name in (f"Q{layer}", f"K{layer}"):
+                            part = single(name, (head, slice(None), c), y)
+                            collected["unreached"].append(row({name: part}))
+                    for a in range(architecture.widths[layer]):
+                        part = single(f"V{layer}", (head, a), y)
+                        collected["unreached"].append(row({f"V{layer}": part}))
+        seen, generic_seen = unseen_bases(architecture, parameters, field)
+        generic = generic and generic_seen
+        for layer, basis in seen.items():
+            for v in basis.T:
+                for head in range(architecture.heads[layer - 1]):
+                    for c in range(architecture.widths[layer - 1]):
+                        part = single(f"V{layer}", (head, slice(None), c), v)
+                        collected["unseen"].append(row({f"V{layer}": part}))
+    empty = np.zeros((0, space.size), dtype=dtype)
+    kinds = {kind: np.stack(rows) if rows else empty for kind, rows in collected.items()}
+    return KernelTangents(kinds, generic)
+
+
+def reached_width(architecture: Architecture, layer: int) -> int:
+    """Generic dimension of the span of the tokens that leave ``layer`` (``0`` is the input)."""
+    width = architecture.widths[0]
+    for i in range(1, layer + 1):
+        if not architecture.residual:
+            width = min(architecture.widths[i], architecture.heads[i - 1] * width)
+        if architecture.layer_norm:
+            width = min(width, architecture.widths[i] - 1)
+    return width
+
+
+def seen_width(architecture: Architecture, layer: int) -> int:
+    """Generic dimension of what the layers after ``layer`` read of its output."""
+    if architecture.layer_norm:
+        return architecture.widths[layer] - 1
+    if architecture.residual:
+        return architecture.widths[layer]
+    seen = architecture.widths[architecture.depth]
+    for i in range(architecture.depth, layer, -1):
+        read = architecture.heads[i - 1] * (seen + 2 * architecture.ranks[i - 1])
+        seen = min(architecture.widths[i - 1], read)
+    return seen
+
+
+def _interface_generators(
+    architecture: Architecture, width: int, dtype: np.dtype[Any]
+) -> list[NDArray[Any]]:
+    """All of gl(width); under a LayerNorm the rotations that keep the vector of ones."""
+    identity = _identity(width, dtype)
+    if not architecture.layer_norm:
+        return [np.outer(identity[i], identity[j]) for i in range(width) for j in range(width)]
+    centred = [identity[i] - identity[-1] for i in range(width - 1)]
+    return [
+        np.outer(a, b) - np.outer(b, a) for i, a in enumerate(centred) for b in centred[i + 1 :]
+    ]
+
+
+def _interface(
+    parameters: Mapping[str, NDArray[Any]], layer: int, generator: NDArray[Any]
+) -> dict[str, NDArray[Any]]:
+    """``dV_i = G V_i`` and what undoes it in layer ``i + 1``."""
+    after = layer + 1
+    return {
+        f"V{layer}": generator @ parameters[f"V{layer}"],
+        f"V{after}": -(parameters[f"V{after}"] @ generator),
+        f"Q{after}": -(generator.T @ parameters[f"Q{after}"]),
+        f"K{after}": -(generator.T @ parameters[f"K{after}"]),
+    }
+
+
+def unreached_bases(
+    architecture: Architecture, parameters: Mapping[str, NDArray[Any]], field: Field
+) -> tuple[dict[int, NDArray[Any]], bool]:
+    """Per layer, columns ``y`` orthogonal to all tokens that it can receive."""
+    dtype = next(iter(parameters.values())).dtype
+    reach = _identity(architecture.widths[0], dtype)
+    generic = True
+    result: dict[int, NDArray[Any]] = {}
+    for layer in range(1, architecture.depth):
+        width = architecture.widths[layer]
+        if architecture.residual:
+            reach = _identity(width, dtype)
+        else:
+            value = parameters[f"V{layer}"]
+            reach = np.concatenate([field.reduce(part @ reach) for part in value], axis=1)
+        if architecture.layer_norm:
+            # A LayerNorm keeps the span of its centred inputs; times the width, without fractions.
+            ones = np.ones((width, width), dtype=np.int64)
+            reach = field.reduce((width * _identity(width, dtype) - ones) @ reach)
+        y = field.nullspace(reach.T)
+        expected = reached_width(architecture, layer)
+        generic = generic and architecture.widths[layer] - y.shape[1] == expected
+        if y.shape[1]:
+            result[layer + 1] = y
+    return result, generic
+
+
+def unseen_bases(
+    architecture: Architecture, parameters: Mapping[str, NDArray[Any]], field: Field
+) -> tuple[dict[int, NDArray[Any]], bool]:
+    """Per layer, columns ``v`` of its output space that no later layer reads."""
+    depth = architecture.depth
+    dtype = next(iter(parameters.values())).dtype
+    if architecture.layer_norm:
+        # Only the constant vector leaves a normalised token alone, whatever reads it.
+        ones = {i: _identity(architecture.widths[i], dtype) for i in range(1, depth)}
+        return {i: e.sum(axis=1, keepdims=True) for i, e in ones.items()}, True
+    if architecture.residual:
+        return {}, True
+    # Rows of `reads` are the functionals through which the rest of the network sees a token.
+    reads = _identity(architecture.widths[depth], dtype)
+    generic = True
+    result: dict[int, NDArray[Any]] = {}
+    for layer in range(depth - 1, 0, -1):
+        after = layer + 1
+        rows = [field.reduce(reads @ part) for part in parameters[f"V{after}"]]
+        for name in (f"Q{after}", f"K{after}"):
+            rows += [part.T for part in parameters[name]]
+        reads = np.concatenate(rows, axis=0)
+        v = field.nullspace(reads)
+        generic = generic and architecture.widths[layer] - v.shape[1] == seen_width(
+            architecture, layer
+        )
+        if v.shape[1]:
+            result[layer] = v
+    return result, generic
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    zeros = np.zeros(shape, dtype=dtype)
+    if dtype.kind == "O":
+        zeros.fill(Fraction(0))
+    return zeros
+
+
+def _identity(width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    identity = _zeros((width, width), dtype)
+    np.fill_diagonal(identity, Fraction(1) if dtype.kind == "O" else 1)
+    return identity

@@ -1,0 +1,53 @@
+import json
+
+import pytest
+
+pytest.importorskip("flint")
+
+from fiberscope.cli.main import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main(["dimension", "deep-attention", *arguments])
+    captured = capsys.readouterr()
+    return int(stopped.value.code or 0), captured.out, captured.err
+
+
+def test_certified_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capsys, "--depth", "3", "--width", "4", "--rank", "2", "--tokens", "4",
+        "--normalizer", "softmax", "--certify", "--json",
+    )  # fmt: skip
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["schema"] == "fiberscope/dimension/1"
+    assert (answer["parameters"], answer["dimension"], answer["status"]) == (96, 52, "certified")
+    assert answer["lower_bound"] == answer["upper_bound"] == 52
+    kernel = answer["kernel"]
+    assert (kernel["factor"], kernel["interface"], kernel["union"]) == (12, 32, 44)
+    assert kernel["unreached"] == kernel["unseen"] == 0
+
+
+def test_numerical_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--widths", "5,4,1", "--ranks", "1,1")
+    assert code == 0
+    assert "23  (numerical)" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--depth", "2", "--width", "3", "--rank", "5"], "rank 5 above its input width 3"),
+        (["--depth", "2", "--width", "3", "--rank", "2", "--tokens", "1"], "at least two tokens"),
+        (["--depth", "2", "--rank", "2"], "the widths are missing"),
+        (["--depth", "2", "--width", "3"], "give one of --rank and --ranks"),
+        (["--widths", "3,x", "--rank", "2"], "whole numbers"),
+        (["--widths", "3,3", "--rank", "2", "--normalizer", "relu"], "no normalizer is called"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (3, "")
+    assert sentence in err and len(err.strip().splitlines()) == 1

@@ -1,0 +1,123 @@
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flint")
+
+from fiberscope.families.deep_attention import (
+    certified_dimension,
+    deep_attention_architecture,
+    kernel_ranks,
+)
+from fiberscope.verdict import Status
+
+# Henry, Marchetti and Kohn's settings; values confirmed by float64 ranks with a clear gap.
+DEEP = [(1, 72, 37, 34), (2, 96, 52, 49), (3, 120, 61, 58), (4, 144, 64, 61)]
+GROWING = {3: 25, 4: 40, 5: 57, 6: 76, 7: 97, 8: 120, 9: 145, 10: 172}
+SINGLE = [
+    (3, 3, 1, 1, 13, None), (3, 3, 2, 1, 14, None), (3, 3, 1, 2, 13, 14), (3, 3, 2, 2, 16, 17),
+    (3, 3, 3, 2, 17, 18), (4, 2, 2, 2, 19, 20), (2, 4, 1, 2, 10, 11), (4, 1, 1, 2, 10, 11),
+    (4, 1, 2, 2, 15, 16), (1, 1, 1, 2, 1, 2), (3, 1, 1, 3, 7, 8),
+]  # fmt: skip
+UNEQUAL = [
+    ([4, 3, 4], [2, 2], 35), ([4, 2, 4], [2, 2], 28), ([4, 6, 4], [2, 3], 43),
+    ([3, 5, 2], [2, 2], 22), ([4, 3, 3, 4], [2, 2, 2], 43), ([4, 2, 3, 4], [1, 2, 1], 26),
+    ([5, 3, 2, 4], [1, 1, 1], 33), ([5, 3, 2, 4], [2, 2, 2], 44), ([4, 1, 4], [2, 1], 20),
+    ([5, 4, 1], [1, 1], 23), ([6, 5, 2], [1, 1], 34), ([6, 5, 1], [3, 1], 44),
+]  # fmt: skip
+UNEQUAL_LIGHTNING = [([4, 3, 4], [2, 2], 33), ([4, 6, 4], [2, 3], 41), ([3, 5, 2], [2, 2], 20),
+                     ([4, 3, 3, 4], [2, 2, 2], 40)]  # fmt: skip
+
+
+def certified(**wiring: Any) -> int:
+    result = certified_dimension(deep_attention_architecture(**wiring))
+    assert result.status is Status.CERTIFIED
+    assert result.lower_bound == result.upper_bound == result.dimension
+    assert result.parameters - result.kernel["union"] == result.dimension
+    return result.dimension
+
+
+@pytest.mark.parametrize(("rank", "parameters", "softmax", "lightning"), DEEP)
+def test_three_layers_of_width_four(
+    rank: int, parameters: int, softmax: int, lightning: int
+) -> None:
+    wiring: dict[str, Any] = {"widths": [4] * 4, "ranks": rank, "tokens": 3}
+    assert deep_attention_architecture(**wiring).space.size == parameters
+    assert certified(**wiring) == softmax
+    assert certified(**wiring, normalizers=None) == lightning
+
+
+@pytest.mark.parametrize("width", GROWING)
+def test_two_layers_of_growing_width(width: int) -> None:
+    assert certified(widths=[width] * 3, ranks=2, tokens=3) == GROWING[width]
+
+
+@pytest.mark.parametrize(("d", "out", "rank", "tokens", "lightning", "softmax"), SINGLE)
+def test_single_layers(
+    d: int, out: int, rank: int, tokens: int, lightning: int, softmax: int | None
+) -> None:
+    wiring: dict[str, Any] = {"widths": [d, out], "ranks": rank, "tokens": tokens}
+    if softmax is None:
+        # One token hides more than the listed symmetries, so only the lower bound is proved.
+        result = certified_dimension(deep_attention_architecture(**wiring, normalizers=None))
+        assert result.lower_bound == lightning
+        return
+    assert certified(**wiring, normalizers=None) == lightning
+    assert certified(**wiring) == softmax
+
+
+@pytest.mark.parametrize(("widths", "ranks", "expected"), UNEQUAL)
+@pytest.mark.parametrize("route", ["jets", "minor"])
+def test_unequal_widths_by_two_routes(
+    widths: list[int], ranks: list[int], expected: int, route: str
+) -> None:
+    architecture = deep_attention_architecture(widths=widths, ranks=ranks, tokens=3)
+    result = certified_dimension(architecture, route=route)
+    assert (result.status, result.dimension) == (Status.CERTIFIED, expected)
+
+
+@pytest.mark.parametrize(("widths", "ranks", "expected"), UNEQUAL_LIGHTNING)
+def test_unequal_widths_lightning(widths: list[int], ranks: list[int], expected: int) -> None:
+    assert certified(widths=widths, ranks=ranks, tokens=3, normalizers=None) == expected
+
+
+@pytest.mark.parametrize("name", ["cosh", "exp-square", "one-plus-square", "softplus", "sigmoid"])
+def test_other_normalizers_have_the_same_dimension(name: str) -> None:
+    assert certified(widths=[2] * 3, ranks=1, tokens=3, normalizers=name) == 10
+
+
+@pytest.mark.parametrize(
+    ("depth", "order", "rank"), [(2, 6, 7), (2, 7, 10), (3, 18, 10), (3, 19, 13)]
+)
+def test_jets_below_the_sharp_order_miss_the_last_layer(depth: int, order: int, rank: int) -> None:
+    import numpy as np
+
+    from fiberscope.families.deep_attention import dimension as module
+    from fiberscope.numbers.fields import ResidueField
+    from fiberscope.numbers.power_series import JET_PRIME, PowerSeries
+
+    architecture = deep_attention_architecture(widths=[2] * (depth + 1), ranks=1, tokens=3)
+    rng = np.random.default_rng(0)
+    point = module._random_point(architecture, rng)
+    system = PowerSeries(order + 1)
+    y = rng.integers(0, JET_PRIME, (12, 3, 2))
+    bank = system.from_coefficients([np.zeros_like(y), y])
+    jacobian = module._series_jacobian(architecture, point, bank, system)
+    assert ResidueField().rank(jacobian) == rank
+
+
+def test_kinds_overlap() -> None:
+    unequal = kernel_ranks(deep_attention_architecture(widths=[4, 6, 4], ranks=[2, 3], tokens=3))
+    assert (unequal["factor"], unequal["interface"], unequal["unreached"]) == (13, 36, 20)
+    assert unequal["union"] == 57
+    sharp = kernel_ranks(deep_attention_architecture(widths=[5, 4, 1], ranks=1, tokens=3))
+    assert (sharp["unseen"], sharp["union"]) == (5, 19)
+
+
+def test_matrix_case_with_residual_and_heads() -> None:
+    # Counted by hand: nothing but the factor groups acts with a residual connection.
+    architecture = deep_attention_architecture(
+        widths=[3] * 3, ranks=2, tokens=3, heads=2, residual=True, causal=True
+    )
+    result = certified_dimension(architecture)
+    assert (result.status, result.dimension) == (Status.CERTIFIED, 84 - 16)
