@@ -27,7 +27,8 @@ def exceptional_points(c: AttentionConfiguration, generic: Point) -> dict[str, P
         points["the first head's queries are zero"] = (blind := copy())
         of(blind, "query")[0] = 0.0
         points["all parameters are zero"] = {n: np.zeros_like(v) for n, v in generic.items()}
-    if c.query_width > 1:
+    # A normalised query of rank one keeps only a sign: no point of a smooth family.
+    if c.query_width > (1 if c.norm is QueryKeyNorm.NONE else 2):
         points["the first head's queries have one dimension less"] = (flat := copy())
         of(flat, "query")[0, -1] = of(flat, "query")[0, 0]
     if c.heads > 1:

@@ -45,6 +45,8 @@ class MultiHeadAttention(Family):
     (48, 64)
     """
 
+    number_systems = frozenset({"float64", "balls"})
+
     def __init__(self, **configuration: Any) -> None:
         self.configuration = AttentionConfiguration(**configuration)
         c = self.configuration
