@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from fiberscope.families.deep_attention.tangents import kernel_tangents
 from fiberscope.family import Design, Family
 from fiberscope.numbers import FLOAT64, Array, NumberSystem
 from fiberscope.numbers.balls import Balls
-from fiberscope.numbers.fields import RealField
+from fiberscope.numbers.fields import RationalField, RealField
 from fiberscope.parameters import Parameters
 from fiberscope.symmetry import Symmetry
 
@@ -154,6 +155,15 @@ class DeepAttention(Family):
             inputs = system.array(self.bank(design).inputs)
             return system.from_matrix(ball_jacobian(self.architecture, point, inputs, system))
         return super().jacobian(parameters, design, system)
+
+    def exact_kernel(self, parameters: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        """Rows of exact kernel directions at a rational point, as fractions."""
+        point = {}
+        for name, value in parameters.items():
+            flat = np.empty(np.size(value), dtype=object)
+            flat[:] = [Fraction(entry) for entry in np.asarray(value).reshape(-1).tolist()]
+            point[name] = flat.reshape(np.shape(value))
+        return kernel_tangents(self.architecture, point, RationalField()).union
 
     def kernel(self, parameters: Parameters) -> dict[str, NDArray[np.float64]]:
         """Exact kernel directions at a float64 point, by kind; see :func:`kernel_tangents`."""
