@@ -64,7 +64,7 @@ class PolynomialDimension:
     ambient: int
     expected: int
     trials: tuple[RankTrial, ...]
-    seed: int
+    seed: int | tuple[int, ...]
     notions: dict[Notion, Answer]
 
     @property
@@ -99,7 +99,7 @@ class PolynomialDimension:
 
 def dimension(
     architecture: Architecture,
-    seed: int = 0,
+    seed: int | tuple[int, ...] = 0,
     *,
     trials: int = DEFAULT_TRIALS,
     primes: Sequence[int] = (),
@@ -126,7 +126,8 @@ def dimension(
     rng = np.random.default_rng(seed)
     upper = upper_bound(architecture)
     ran: list[RankTrial] = []
-    for given in list(primes) or [None] * trials:
+    chosen: list[int | None] = [*primes] if primes else [None] * trials
+    for given in chosen:
         ran.append(rank_modulo(architecture, upper.value, rng, given))
         if ran[-1].rank == upper.value:
             break

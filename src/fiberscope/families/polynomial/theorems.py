@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from math import comb, prod
 
 from fiberscope.families.polynomial.activation import Polynomial
@@ -18,7 +19,10 @@ class Notion(Enum):
 
     FINITE = "the generic fiber is finitely many orbits of the known symmetries"
     ONE_ORBIT = "the generic fiber is one orbit of the known symmetries"
-    EVERY = "every network that is not a subnetwork is determined up to the known symmetries"
+    EVERY = (
+        "every network without inactive, redundant or (monomials) collinear neurons is determined "
+        "up to the known symmetries"
+    )
 
 
 Hypotheses = tuple[tuple[str, bool], ...]
@@ -108,7 +112,7 @@ def _two_layer(a: Architecture) -> Iterator[tuple[str, bool]]:
 def _block(a: Architecture, orbit: bool, wanted: bool) -> Iterator[tuple[str, bool]]:
     yield from _two_layer(a)
     decide = block_one_orbit if orbit else block_finite
-    found = decide(*a.widths, a.degrees[0])
+    found = decide(a.widths[0], a.widths[1], a.widths[2], a.degrees[0])
     yield f"decided by: {found.by or 'nothing'}", found.answer is wanted
 
 
@@ -117,7 +121,7 @@ def _kruskal(a: Architecture) -> Iterator[tuple[str, bool]]:
     yield "d_0, d_1 >= 2", min(a.widths[:2]) >= 2
     yield (
         "r >= (2 d_1 - min(d_2, d_1)) / (min(d_1, d_0) - 1)",
-        kruskal_holds(*a.widths, a.degrees[0]),
+        kruskal_holds(a.widths[0], a.widths[1], a.widths[2], a.degrees[0]),
     )
 
 
@@ -144,7 +148,7 @@ def _pyramidal(a: Architecture) -> Iterator[tuple[str, bool]]:
     yield from _plain(a)
     widths = a.widths[:-1]
     yield "at least one hidden layer", a.layers >= 2
-    yield "d_0 >= ... >= d_(L-1)", all(x >= y for x, y in zip(widths, widths[1:], strict=False))
+    yield "d_0 >= ... >= d_(L-1)", all(x >= y for x, y in pairwise(widths))
     yield "d_(L-1) >= 2", widths[-1] >= 2
     yield "d_L >= 2, or r_(L-1) >= 3", a.widths[-1] >= 2 or a.degrees[-1] >= 3
 
@@ -226,7 +230,8 @@ def _crowded(a: Architecture) -> Iterator[tuple[str, bool]]:
     crowded = [
         layer
         for layer in range(1, a.layers)
-        if a.widths[layer] > comb(a.widths[layer - 1] + a.degrees[layer - 1] - 1, a.degrees[layer - 1])
+        if a.widths[layer]
+        > comb(a.widths[layer - 1] + a.degrees[layer - 1] - 1, a.degrees[layer - 1])
     ]
     where = f"layer {crowded[0]}" if crowded else "a layer"
     yield f"{where} has more neurons than its inputs have monomials", bool(crowded)

@@ -53,7 +53,7 @@ def block_finite(
     degree: int,
     exceptions: frozenset[tuple[int, int, int]] = ALEXANDER_HIRSCHOWITZ,
 ) -> BlockAnswer:
-    """Is the generic fiber of the block finitely many orbits?
+    """Tell whether the generic fiber of the block is finitely many orbits.
 
     ``exceptions`` exists so that a campaign can show that a wrong list is caught.
     """
@@ -91,7 +91,7 @@ def _waring_finite(
 
 
 def block_one_orbit(inputs: int, hidden: int, outputs: int, degree: int) -> BlockAnswer:
-    """Is the generic fiber of the block a single orbit of permutations and rescalings?"""
+    """Tell whether the generic fiber is a single orbit of permutations and rescalings."""
     finite = block_finite(inputs, hidden, outputs, degree)
     if finite.answer is False:
         return finite
