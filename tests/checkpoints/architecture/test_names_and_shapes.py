@@ -7,14 +7,14 @@ from math import prod
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytestmark = pytest.mark.torch
-
 from fiberscope.checkpoints.architecture.matching import match
 from fiberscope.checkpoints.architecture.registry import CLASSES, architecture
 from tests.checkpoints.architecture.published import published_model
 from tests.checkpoints.architecture.toy_configurations import TOYS, toy_name
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
 
 
 def test_every_class_has_a_toy():

@@ -125,17 +125,29 @@ def _variants() -> Iterator[tuple[str, Config, Config]]:
     yield "GPTNeoXForCausalLM", NEOX, {"attention_bias": False, "tie_word_embeddings": True}
     # Five of eight rows: three planes.
     yield "GPTNeoXForCausalLM", NEOX, {"rotary_pct": 0.7}
-    yield "GPTNeoXModel", {k: v for k, v in NEOX.items() if not k.startswith("rotary")}, {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 1.0}
-    }
+    yield (
+        "GPTNeoXModel",
+        {k: v for k, v in NEOX.items() if not k.startswith("rotary")},
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 50.0,
+                "partial_rotary_factor": 1.0,
+            }
+        },
+    )
 
     for name in ("PhiForCausalLM", "PhiModel"):
         yield name, PHI, {}
     yield "PhiForCausalLM", PHI, {"tie_word_embeddings": True, "num_key_value_heads": 1}
-    yield "PhiForCausalLM", {k: v for k, v in PHI.items() if k != "rope_theta"}, {
-        "partial_rotary_factor": 0.25,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 30.0},
-    }
+    yield (
+        "PhiForCausalLM",
+        {k: v for k, v in PHI.items() if k != "rope_theta"},
+        {
+            "partial_rotary_factor": 0.25,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 30.0},
+        },
+    )
 
     for stem in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"):
         base = {**LLAMA, "model_type": stem.lower()}
@@ -144,27 +156,37 @@ def _variants() -> Iterator[tuple[str, Config, Config]]:
         yield f"{stem}ForCausalLM", base, {"tie_word_embeddings": stem != "Gemma"}
     yield "LlamaForCausalLM", LLAMA, {"attention_bias": True, "mlp_bias": True, "head_dim": None}
     yield "LlamaForCausalLM", LLAMA, {"num_key_value_heads": None, "hidden_act": "relu"}
-    yield "LlamaModel", LLAMA, {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16,
-        }
-    }
+    yield (
+        "LlamaModel",
+        LLAMA,
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    )
     yield "LlamaModel", LLAMA, {"rope_scaling": {"type": "linear", "factor": 2.0}}
-    yield "LlamaModel", {k: v for k, v in LLAMA.items() if k != "rope_theta"}, {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 20.0}
-    }
+    yield (
+        "LlamaModel",
+        {k: v for k, v in LLAMA.items() if k != "rope_theta"},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0}},
+    )
     yield "MistralForCausalLM", {**LLAMA, "model_type": "mistral"}, {"sliding_window": 3}
     yield "Qwen3ForCausalLM", {**LLAMA, "model_type": "qwen3"}, {"attention_bias": True}
-    yield "GemmaForCausalLM", {**LLAMA, "model_type": "gemma"}, {
-        "hidden_act": "gelu",
-        "hidden_activation": None,
-        "attention_bias": True,
-        "num_key_value_heads": 1,
-    }
+    yield (
+        "GemmaForCausalLM",
+        {**LLAMA, "model_type": "gemma"},
+        {
+            "hidden_act": "gelu",
+            "hidden_activation": None,
+            "attention_bias": True,
+            "num_key_value_heads": 1,
+        },
+    )
 
     for name in (
         "BertModel",
@@ -196,11 +218,15 @@ def _variants() -> Iterator[tuple[str, Config, Config]]:
     for name in ("T5ForConditionalGeneration", "T5Model", "T5EncoderModel"):
         yield name, T5, {}
         yield name, T5, {"feed_forward_proj": "gated-gelu"}
-    yield "T5ForConditionalGeneration", T5, {
-        "tie_word_embeddings": False,
-        "feed_forward_proj": "gated-silu",
-        "num_decoder_layers": 1,
-    }
+    yield (
+        "T5ForConditionalGeneration",
+        T5,
+        {
+            "tie_word_embeddings": False,
+            "feed_forward_proj": "gated-silu",
+            "num_decoder_layers": 1,
+        },
+    )
 
 
 TOYS: list[Config] = [
@@ -210,6 +236,10 @@ TOYS: list[Config] = [
 
 def toy_name(config: Config) -> str:
     """A readable test name: the class, and what is unusual."""
-    base = {k: v for part in (T5, VIT, DISTILBERT, BERT, LLAMA, NEOX, OPT, GPT2) for k, v in part.items()}
+    base = {
+        k: v
+        for part in (T5, VIT, DISTILBERT, BERT, LLAMA, NEOX, OPT, GPT2)
+        for k, v in part.items()
+    }
     flags = [k for k, v in config.items() if k not in base or isinstance(v, bool)]
     return "-".join([config["architectures"][0], *(f for f in flags if f != "architectures")])

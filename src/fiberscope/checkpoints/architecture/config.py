@@ -162,7 +162,7 @@ class ConfigReader:
     def activation(self, key: str, default: str) -> tuple[Activation, str]:
         """An activation function, by what matters of it."""
         name = self.text(key, default)
-        return activation_kind(name, self), name
+        return activation_kind(key, name, self), name
 
     def finish(self) -> None:
         """Refuse every key that was neither used nor is known to be harmless."""
@@ -190,7 +190,7 @@ HOMOGENEOUS_ACTIVATIONS = frozenset({"relu", "relu2", "leaky_relu"})
 ODD_ACTIVATIONS = frozenset({"tanh"})
 
 
-def activation_kind(name: str, config: ConfigReader) -> Activation:
+def activation_kind(key: str, name: str, config: ConfigReader) -> Activation:
     """Classify an activation by name; a linear or unknown one is refused."""
     if name in GENERIC_ACTIVATIONS:
         return Activation.GENERIC
@@ -200,6 +200,6 @@ def activation_kind(name: str, config: ConfigReader) -> Activation:
         return Activation.ODD
     known = sorted(GENERIC_ACTIVATIONS | HOMOGENEOUS_ACTIVATIONS | ODD_ACTIVATIONS)
     raise config.fail(
-        f"the activation {name!r} is not known, so its symmetries are not either "
+        f"{key!r} asks for the activation {name!r}, which is not known, nor are its symmetries "
         f"(known: {', '.join(known)})"
     )

@@ -69,7 +69,7 @@ def read_rotary(
     pairs = math.ceil(rotated / 2) if round_up else rotated // 2
     if 2 * pairs > width or (rotated % 2 and not round_up):
         raise config.fail(
-            f"{rotated} of the {width} rows of a head would be rotated, "
+            f"{fraction_key or 'head_dim'!r} would rotate {rotated} of the {width} rows of a head, "
             "but rows are rotated in pairs"
         )
     if pairs == 0:
@@ -93,7 +93,7 @@ def _fraction(
     older = config.number(key, default)
     fraction = older if newer is None else newer
     if fraction > 1.0:
-        raise config.fail(f"the rotated fraction is {fraction:g}, but it is at most 1")
+        raise config.fail(f"{key!r} is {fraction:g}, but a fraction of at most 1 is needed")
     return fraction
 
 
@@ -114,7 +114,7 @@ def _parameters(config: ConfigReader) -> Mapping[str, Any]:
     kind = merged.get("rope_type", merged.get("type", "default"))
     if kind not in KNOWN_TYPES:
         raise config.fail(
-            f"the rotary scaling {kind!r} is not known (known: {', '.join(KNOWN_TYPES)})"
+            f"'rope_type' is {kind!r}, which is not known (known: {', '.join(KNOWN_TYPES)})"
         )
     merged["rope_type"] = kind
     return merged

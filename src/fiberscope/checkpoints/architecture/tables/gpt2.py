@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fiberscope.checkpoints.architecture.book import TensorBook
 from fiberscope.checkpoints.architecture.config import ConfigReader
+from fiberscope.checkpoints.architecture.layout import even_heads
 from fiberscope.checkpoints.architecture.program import (
     Architecture,
     Attention,
@@ -33,9 +34,7 @@ def gpt2(name: str, config: ConfigReader) -> Architecture:
     config.flag("scale_attn_by_inverse_layer_idx", False)
     config.flag("reorder_and_upcast_attn", False)
     head_flag = config.tied(True)
-    if d % heads:
-        raise config.fail(f"n_embd {d} is not divisible by n_head {heads}")
-    width = d // heads
+    width = even_heads(config, d, heads, "n_embd", "n_head").width
     with_head = name == "GPT2LMHeadModel"
     prefix = "transformer." if with_head else ""
 

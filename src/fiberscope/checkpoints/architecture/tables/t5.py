@@ -115,7 +115,7 @@ def _feed_forward(config: ConfigReader) -> tuple[bool, tuple[Activation, str]]:
     # Newer files repeat both parts.
     config.only("is_gated_act", gated, None)
     config.only("dense_act_fn", name, None)
-    return gated, (activation_kind(name, config), name)
+    return gated, (activation_kind("feed_forward_proj", name, config), name)
 
 
 def _stack(
