@@ -1,0 +1,342 @@
+"""Spectra of the factor products of attention heads, and the extra freedom of deficient ones.
+
+For factors A of shape ``(r, a)`` and B of shape ``(r, b)`` the function sees only ``A^T B``. The
+derivative of the product has rank ``a rank(B) + b rank(A) - rank(A) rank(B)``: at a rank-deficient
+pair the kernel is larger than at a generic one by the difference of these ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.architecture.program import Attention
+from fiberscope.checkpoints.inspection.finding import Exceptional, HeadConditioning
+from fiberscope.checkpoints.inspection.roles import RoleReader, storage_epsilon
+from fiberscope.checkpoints.ledger.effective import product_coordinates
+from fiberscope.checkpoints.ledger.wiring import Point, Role, Wiring
+
+Matrix = NDArray[np.float64]
+
+
+def seen_rank(left_rank: int, right_rank: int, left: int, right: int) -> int:
+    """Rank of the derivative of ``A^T B`` at factors of the given ranks and input widths."""
+    return left * right_rank + right * left_rank - left_rank * right_rank
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """Triangular factors and ranks of stacked matrices ``(copies, r, inputs)``."""
+
+    triangular: NDArray[np.float64]
+    inputs: int
+
+    def ranks(self) -> NDArray[np.int64]:
+        values = np.linalg.svd(self.triangular, compute_uv=False)
+        tolerance = np.finfo(float).eps * max(self.triangular.shape[-1], self.inputs)
+        return np.sum(values > tolerance * values[..., :1], axis=-1) * (values[..., 0] > 0)
+
+
+def _triangular(factors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """R with ``F^T = Q R`` for each ``F`` of shape ``(..., r, inputs)``."""
+    return np.asarray(np.linalg.qr(factors.swapaxes(-1, -2), mode="r"))
+
+
+def seen_through(
+    point: Point, weight: Matrix, bias: Matrix | None, norm: tuple[Matrix, Matrix | None]
+) -> Matrix:
+    """A reader as a map of the normalised vector and, in a last column, the constant 1."""
+    gain, norm_bias = norm
+    folded = weight * gain
+    if point.blind:
+        folded = folded - folded.mean(axis=-1, keepdims=True)
+    if bias is None and norm_bias is None:
+        return folded
+    constant = np.zeros(weight.shape[:-1]) if norm_bias is None else weight @ norm_bias
+    if bias is not None:
+        constant = constant + bias
+    return np.concatenate([folded, constant[..., None]], axis=-1)
+
+
+def inspect_heads(
+    wiring: Wiring, attention: Attention, reader: RoleReader
+) -> tuple[HeadConditioning, list[Exceptional]]:
+    """Conditioning of every head of one attention, and its rank-deficient products."""
+    value_output, dead, found = _value_output(wiring, attention, reader)
+    query_key, more = _query_key(wiring, attention, reader, dead)
+    return (
+        HeadConditioning(attention.label, attention.layer, query_key, value_output),
+        [*found, *more],
+    )
+
+
+def _norm_of(point: Point, reader: RoleReader) -> tuple[Matrix, Matrix | None]:
+    bias = point.norm.bias
+    return reader.gain(point.norm, point.width), None if bias is None else reader.read(bias)
+
+
+def _conditions(values: NDArray[Any]) -> Matrix:
+    """Largest over smallest singular value; infinite below float64's resolution."""
+    largest, smallest = values[..., 0], values[..., -1]
+    tolerance = np.finfo(float).eps * values.shape[-1] * largest
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(smallest > tolerance, largest / smallest, np.inf)
+
+
+def _value_output(
+    wiring: Wiring, a: Attention, reader: RoleReader
+) -> tuple[tuple[float, ...], NDArray[np.bool_], list[Exceptional]]:
+    point, segment = wiring.point_of(a, Role.VALUE), wiring.segment_of(a)
+    gain, _ = _norm_of(point, reader)
+    value = seen_through(point, reader.read(a.value), None, (gain, None))
+    output = reader.read(a.output)
+    if segment.blind:
+        output = output - output.mean(axis=-1, keepdims=True)
+    right_value, right_output = _triangular(value), _triangular(output)
+    # Singular values of O_h^T V_g from the triangular factors: r x r, never d x d.
+    products = right_value[:, None] @ right_output.swapaxes(-1, -2)
+    values = np.linalg.svd(products, compute_uv=False)
+    dead = values[..., 0] == 0
+    conditions = _conditions(values)
+    left, right = point.width - point.blind, segment.width - segment.blind
+    found = []
+    epsilon = max(storage_epsilon(reader.dtype(a.value)), storage_epsilon(reader.dtype(a.output)))
+    stacked = output.swapaxes(1, 2).reshape(a.groups, a.value_width, -1)
+    for group in range(a.groups):
+        if np.all(np.isfinite(conditions[group])):
+            factors = value[group], stacked[group]
+            found += _nearly("value/output", a, group, values[group], factors, epsilon)
+            continue
+        value_rank = int(_Factor(right_value[group], left).ranks())
+        total = a.heads_per_group * right
+        output_rank = int(_Factor(_triangular(stacked[group]), total).ranks())
+        generic = product_coordinates(a.value_width, left, total)
+        extra = generic - seen_rank(value_rank, output_rank, left, total)
+        found.append(
+            Exceptional(
+                "rank-deficient value/output product",
+                f"{a.label}, {_group(a, group)}",
+                extra,
+                f"value factor of rank {value_rank} and output factor of rank {output_rank} "
+                f"at width {a.value_width}",
+                _spectrum(values[group]),
+            )
+        )
+    return tuple(conditions.reshape(-1).tolist()), dead, found
+
+
+def _group(a: Attention, group: int) -> str:
+    return f"head {group}" if a.heads_per_group == 1 else f"key/value group {group}"
+
+
+def _spectrum(values: Matrix) -> dict[str, Any]:
+    """Singular values of the heads of one group, largest first."""
+    return {"singular_values": [[float(v) for v in row] for row in np.atleast_2d(values)]}
+
+
+def _nearly(
+    what: str,
+    a: Attention,
+    group: int,
+    values: Matrix,
+    factors: tuple[Matrix, Matrix],
+    epsilon: float,
+) -> list[Exceptional]:
+    """Whether rounding to the stored format could have hidden a rank deficiency of a factor.
+
+    Independent rounding errors of relative size ``epsilon / sqrt(12)`` form a matrix of spectral
+    norm about ``rms (sqrt(r) + sqrt(inputs)) epsilon / sqrt(12)``; a factor whose smallest
+    singular value lies below it is not known to have full rank.
+    """
+    ratio = float(np.min(values[..., -1] / values[..., 0]))
+    if ratio >= 100 * epsilon:
+        return []
+    for factor in factors:
+        smallest = float(np.linalg.svd(_triangular(factor), compute_uv=False)[-1])
+        width, inputs = factor.shape
+        rms = float(np.sqrt(np.mean(factor**2)))
+        limit = rms * (np.sqrt(width) + np.sqrt(inputs)) * epsilon / np.sqrt(12)
+        if smallest < limit:
+            return [
+                Exceptional(
+                    f"nearly rank-deficient {what} product",
+                    f"{a.label}, {_group(a, group)}",
+                    0,
+                    f"a factor's smallest singular value is {smallest:.1e}, below the rounding of "
+                    f"the stored format ({limit:.1e})",
+                    _spectrum(values),
+                )
+            ]
+    return []
+
+
+def _query_key(
+    wiring: Wiring, a: Attention, reader: RoleReader, dead: NDArray[np.bool_]
+) -> tuple[tuple[float, ...] | None, list[Exceptional]]:
+    query_point, key_point = wiring.point_of(a, Role.QUERY), wiring.point_of(a, Role.KEY)
+    query_bias = None if a.query_bias is None else reader.read(a.query_bias)
+    key_bias = None if a.key_bias is None else reader.read(a.key_bias)
+    query = seen_through(
+        query_point, reader.read(a.query), query_bias, _norm_of(query_point, reader)
+    )
+    key = seen_through(key_point, reader.read(a.key), key_bias, _norm_of(key_point, reader))
+    found = _unseen(a, query_point, key_point, dead)
+    if a.query_norm is not None:
+        return None, found
+    if a.rotary is None:
+        conditions, more = _plain(a, reader, query, key, key_point, dead)
+        return tuple(conditions.reshape(-1).tolist()), [*found, *more]
+    turning, more = _rotary(a, reader, query, key, key_point, dead)
+    return turning, [*found, *more]
+
+
+def _query_key_generic(
+    a: Attention, query_inputs: int, key_inputs: int, key_plain: int, heads: int
+) -> int:
+    """Identified coordinates of one group's queries and keys with ``heads`` heads seen."""
+    planes = len(a.rotary.planes) if a.rotary else 0
+    rest = a.key_width - 2 * planes
+    total = product_coordinates(rest, heads * query_inputs, key_plain)
+    if heads:
+        total += planes * 2 * product_coordinates(1, heads * query_inputs, key_inputs)
+    return total
+
+
+def _unseen(
+    a: Attention, query_point: Point, key_point: Point, dead: NDArray[np.bool_]
+) -> list[Exceptional]:
+    """Heads whose value/output product is zero: nobody sees where they attend."""
+    found = []
+    query_inputs = query_point.width - query_point.blind
+    query_inputs += int(a.query_bias is not None or query_point.norm.bias is not None)
+    plain = key_point.width - key_point.blind
+    turned = plain + int(a.key_bias is not None or key_point.norm.bias is not None)
+    for group in range(a.groups):
+        silent = int(dead[group].sum())
+        if not silent:
+            continue
+        alive = a.heads_per_group - silent
+        if a.query_norm is None:
+            extra = _query_key_generic(
+                a, query_inputs, turned, plain, a.heads_per_group
+            ) - _query_key_generic(a, query_inputs, turned, plain, alive)
+        else:
+            extra = a.key_width * (silent * query_inputs + (turned if not alive else 0))
+        heads = [group * a.heads_per_group + int(h) for h in np.flatnonzero(dead[group])]
+        found.append(
+            Exceptional(
+                "silent heads",
+                f"{a.label}, heads {', '.join(map(str, heads))}",
+                extra,
+                "the value/output product is zero, so the queries and keys are not seen",
+                {"heads": heads},
+            )
+        )
+    return found
+
+
+def _plain(
+    a: Attention,
+    reader: RoleReader,
+    query: Matrix,
+    key: Matrix,
+    key_point: Point,
+    dead: NDArray[np.bool_],
+) -> tuple[Matrix, list[Exceptional]]:
+    """Rows without position: singular values of ``Q_h^T K_g``; shape ``(G, m)`` of conditions."""
+    inputs = key_point.width - key_point.blind
+    width = key.shape[1]
+    # The constant of a key is the same for all keys: softmax cancels it.
+    key = key[..., : key_point.width]
+    right_query, right_key = _triangular(query), _triangular(key)
+    values = np.linalg.svd(right_query @ right_key[:, None].swapaxes(-1, -2), compute_uv=False)
+    conditions = _conditions(values)
+    found = []
+    epsilon = max(storage_epsilon(reader.dtype(a.query)), storage_epsilon(reader.dtype(a.key)))
+    query_inputs = inputs + query.shape[-1] - key_point.width
+    for group in range(a.groups):
+        alive = ~dead[group]
+        heads = int(alive.sum())
+        if not heads:
+            continue
+        stacked = query[group][alive].swapaxes(0, 1).reshape(width, -1)
+        if np.all(np.isfinite(conditions[group][alive])):
+            factors = stacked, key[group]
+            found += _nearly("query/key", a, group, values[group][alive], factors, epsilon)
+            continue
+        total = heads * query_inputs
+        query_rank = int(_Factor(_triangular(stacked), total).ranks())
+        key_rank = int(_Factor(right_key[group], inputs).ranks())
+        generic = product_coordinates(width, total, inputs)
+        found.append(
+            Exceptional(
+                "rank-deficient query/key product",
+                f"{a.label}, {_group(a, group)}",
+                generic - seen_rank(query_rank, key_rank, total, inputs),
+                f"query factor of rank {query_rank} and key factor of rank {key_rank} at width "
+                f"{width}",
+                _spectrum(values[group]),
+            )
+        )
+    return conditions, found
+
+
+def _rotary(
+    a: Attention,
+    reader: RoleReader,
+    query: Matrix,
+    key: Matrix,
+    key_point: Point,
+    dead: NDArray[np.bool_],
+) -> tuple[tuple[float, ...], list[Exceptional]]:
+    """Rotary heads: plane strengths ``|q_j| |k_j|``, and singular values of unrotated rows."""
+    assert a.rotary is not None
+    planes = np.array(a.rotary.planes)
+    rotated = set(planes.reshape(-1).tolist())
+    rest = [row for row in range(a.key_width) if row not in rotated]
+    query_size = np.sqrt(np.sum(query[..., planes, :] ** 2, axis=(-1, -2)))
+    key_size = np.sqrt(np.sum(key[..., planes, :] ** 2, axis=(-1, -2)))
+    strengths = query_size * key_size[:, None]
+    ordered = -np.sort(-strengths, axis=-1)
+    conditions = _conditions(ordered)
+    found: list[Exceptional] = []
+    if rest:
+        plain, found = _plain(a, reader, query[:, :, rest], key[:, rest], key_point, dead)
+        conditions = np.maximum(conditions, plain)
+    inputs = key_point.width - key_point.blind
+    turned = inputs + key.shape[-1] - key_point.width
+    query_inputs = inputs + query.shape[-1] - key_point.width
+    for group in range(a.groups):
+        alive = ~dead[group]
+        if not alive.any():
+            continue
+        total = int(alive.sum()) * query_inputs
+        no_query = np.all(query_size[group][alive] == 0, axis=0)
+        no_key = key_size[group] == 0
+        weak = np.flatnonzero(no_query | no_key)
+        # A plane sees 2 (total + turned - 1) directions; a zero factor leaves the other's alone.
+        extra = 0
+        for plane in weak:
+            seen = _seen_by_plane(bool(no_query[plane]), bool(no_key[plane]), total, turned)
+            extra += 2 * (total + turned - 1) - seen
+        if len(weak):
+            found.append(
+                Exceptional(
+                    "zero rotary planes",
+                    f"{a.label}, {_group(a, group)}",
+                    extra,
+                    f"{len(weak)} of {len(planes)} planes have zero queries or zero keys",
+                    {"planes": [int(p) for p in weak]},
+                )
+            )
+    return tuple(conditions.reshape(-1).tolist()), found
+
+
+def _seen_by_plane(no_query: bool, no_key: bool, query_inputs: int, key_inputs: int) -> int:
+    """Directions seen of a plane with a zero factor: the derivative keeps the other factor's."""
+    if no_query and no_key:
+        return 0
+    return 2 * (query_inputs if no_query else key_inputs)

@@ -1,0 +1,80 @@
+"""Zero gains, and equal final gains that let a tied model's stream turn."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fiberscope.checkpoints.inspection.finding import Exceptional, Leftover
+from fiberscope.checkpoints.inspection.roles import RoleReader
+from fiberscope.checkpoints.ledger.conditions import Condition
+from fiberscope.checkpoints.ledger.wiring import Role, Wiring
+
+
+def zero_gains(wiring: Wiring, reader: RoleReader) -> tuple[list[Exceptional], Condition]:
+    """Features that a zero gain hides from every reader of a norm."""
+    found, total = [], 0
+    for point in wiring.points:
+        if point.norm.gain is None:
+            continue
+        gains = reader.read(point.norm.gain)
+        if count := int(np.sum(gains == 0)):
+            total += count
+            found.append(
+                Exceptional(
+                    "zero gains",
+                    point.norm.label,
+                    None,
+                    f"{count:,} of {gains.size:,} gains are zero: their readers see less",
+                    {"features": np.flatnonzero(gains == 0)[:64].tolist()},
+                )
+            )
+    text = "all norm gains are nonzero" + (f": {total:,} are zero" if total else "")
+    return found, Condition(text, total == 0)
+
+
+def equal_final_gains(wiring: Wiring, reader: RoleReader) -> list[Exceptional]:
+    """Blocks of equal final gains in a tied pre-norm model: rotations that commute with them.
+
+    ``m (m - 1) / 2`` for every block of ``m`` equal gains behind RMSNorm; behind LayerNorm only
+    rotations that fix the ones vector of each block, ``(m - 1)(m - 2) / 2``.
+    """
+    if not wiring.tied or not all(group.pre_norm for group in wiring.stream_groups):
+        return []
+    point = next(p for p in wiring.points if any(r.role is Role.OUTPUT for r in p.readers))
+    gains = reader.gain(point.norm, point.width)
+    counts = np.unique(gains, return_counts=True)[1]
+    extra = int(sum((m - point.blind) * (m - point.blind - 1) // 2 for m in counts.tolist()))
+    if extra <= 0:
+        return []
+    return [
+        Exceptional(
+            "equal final gains",
+            point.norm.label,
+            extra,
+            f"{len(counts):,} distinct gains of {gains.size:,} in a tied model: the stream turns "
+            f"inside blocks of equal gains (largest block {int(counts.max())})",
+            {"distinct": len(counts), "largest_block": int(counts.max())},
+        )
+    ]
+
+
+def gain_spread(wiring: Wiring, reader: RoleReader) -> list[Leftover]:
+    """Smallest, largest and relative spread of the gains of every norm."""
+    found = []
+    for point in wiring.points:
+        if point.norm.gain is None:
+            continue
+        gains = reader.read(point.norm.gain)
+        size = float(np.mean(np.abs(gains)))
+        found.append(
+            Leftover(
+                point.norm.label,
+                -1 if point.layer is None else point.layer,
+                {
+                    "smallest": float(np.min(np.abs(gains))),
+                    "largest": float(np.max(np.abs(gains))),
+                    "relative_spread": float(np.std(gains)) / size if size else 0.0,
+                },
+            )
+        )
+    return found
