@@ -130,6 +130,24 @@ def test_what_a_table_does_not_understand_is_refused_by_key(base, change):
     assert any(repr(name) in message for name in (key, *inner))
 
 
+JUNK = [None, True, False, 0, -1, 3, 1.5, 1e30, 10**30, float("nan"), float("inf")]
+JUNK += ["", "junk", [], [1], ["junk"], {}, {"junk": 1}, {"type": []}, {"rope_theta": float("nan")}]
+
+
+@pytest.mark.parametrize("config", toys.TOYS, ids=toys.toy_name)
+def test_a_damaged_value_is_read_or_refused_in_one_sentence(config):
+    keys = {*config, "architectures", "rope_scaling", "rope_parameters", "tie_word_embeddings"}
+    messages = []
+    for key in keys:
+        for value in JUNK:
+            try:
+                architecture({**config, key: value}, "here.json")
+            except InputError as error:
+                messages.append(str(error))
+    assert messages
+    assert all(m.startswith("here.json: ") and "\n" not in m for m in messages)
+
+
 def test_labels_must_be_named():
     config = {**toys.VIT, "architectures": ["ViTForImageClassification"]}
     assert "id2label" in refusal({**config, "id2label": {}})

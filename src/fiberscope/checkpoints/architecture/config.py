@@ -53,6 +53,12 @@ INACTIVE: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys understood only at the values at which they change nothing."""
 
+LARGEST_SIZE = 2**32
+"""Bound on every size: a larger one is a damaged file, not a model."""
+
+LARGEST_DEPTH = 10_000
+"""Bound on the number of layers."""
+
 
 class ConfigReader:
     """Typed access to a raw configuration that remembers which keys were understood.
@@ -113,8 +119,17 @@ class ConfigReader:
             return None
         if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
             raise self.fail(f"{key!r} is {value!r}, but a positive integer is needed")
+        if size > LARGEST_SIZE:
+            raise self.fail(f"{key!r} is {value!r}, but at most {LARGEST_SIZE} is believable")
         self.sizes[key] = size
         return size
+
+    def layers(self, key: str, default: int) -> int:
+        """A number of layers."""
+        count = self.integer(key, default)
+        if count > LARGEST_DEPTH:
+            raise self.fail(f"{key!r} is {count}, but at most {LARGEST_DEPTH} is believable")
+        return count
 
     def number(self, key: str, default: float) -> float:
         """A finite nonnegative number."""

@@ -18,6 +18,9 @@ SCALING_KEYS = frozenset(
     mscale mscale_all_dim truncate finetuned""".split()
 )
 
+WIDEST_HEAD = 2**16
+"""Bound on the head width: a larger one is a damaged file, not a model."""
+
 
 def read_rotary(
     config: ConfigReader,
@@ -65,6 +68,8 @@ def read_rotary(
     if theta < 1.0:
         raise config.fail(f"{theta_key!r} is {theta:g}, but a rotary base of at least 1 is needed")
     fraction = _fraction(config, parameters, fraction_key, default_fraction)
+    if width > WIDEST_HEAD:
+        raise config.fail(f"heads {width} wide are not believable (at most {WIDEST_HEAD})")
     rotated = int(width * fraction)
     pairs = math.ceil(rotated / 2) if round_up else rotated // 2
     if 2 * pairs > width or (rotated % 2 and not round_up):
@@ -124,7 +129,7 @@ def _number(config: ConfigReader, parameters: Mapping[str, Any], key: str) -> fl
     value = parameters.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
         raise config.fail(f"{key!r} is {value!r}, but a positive number is needed")
     return float(value)
 

@@ -50,7 +50,7 @@ def bert(name: str, config: ConfigReader) -> Architecture:
         "num_attention_heads",
     )
     f = config.integer("intermediate_size", 3072)
-    layers = config.integer("num_hidden_layers", 12)
+    layers = config.layers("num_hidden_layers", 12)
     vocabulary = config.integer("vocab_size", 30522)
     positions = config.integer("max_position_embeddings", 512)
     types = config.integer("type_vocab_size", 2)

@@ -41,7 +41,7 @@ def distilbert(name: str, config: ConfigReader) -> Architecture:
     d = config.integer("dim", 768)
     heads = even_heads(config, d, config.integer("n_heads", 12), "dim", "n_heads")
     f = config.integer("hidden_dim", 3072)
-    layers = config.integer("n_layers", 6)
+    layers = config.layers("n_layers", 6)
     vocabulary = config.integer("vocab_size", 30522)
     positions = config.integer("max_position_embeddings", 512)
     activation = config.activation("activation", "gelu")

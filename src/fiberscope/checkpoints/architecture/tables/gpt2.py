@@ -23,7 +23,7 @@ def gpt2(name: str, config: ConfigReader) -> Architecture:
     """Lay out GPT2LMHeadModel or GPT2Model."""
     d = config.integer("n_embd", 768)
     heads = config.integer("n_head", 12)
-    layers = config.integer("n_layer", 12)
+    layers = config.layers("n_layer", 12)
     vocabulary = config.integer("vocab_size", 50257)
     positions = config.integer("n_positions", 1024)
     f = config.integer("n_inner", None) or 4 * d

@@ -31,7 +31,7 @@ def gpt_neox(name: str, config: ConfigReader) -> Architecture:
         "num_attention_heads",
     )
     f = config.integer("intermediate_size", 24576)
-    layers = config.integer("num_hidden_layers", 44)
+    layers = config.layers("num_hidden_layers", 44)
     vocabulary = config.integer("vocab_size", 50432)
     epsilon = config.number("layer_norm_eps", 1e-5)
     activation = config.activation("hidden_act", "gelu")

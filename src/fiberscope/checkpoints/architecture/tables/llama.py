@@ -88,7 +88,7 @@ def llama(name: str, config: ConfigReader) -> Architecture:
     variant = VARIANTS[name.removesuffix("ForCausalLM").removesuffix("Model")]
     d = config.integer("hidden_size", variant.width)
     f = config.integer("intermediate_size", variant.neurons)
-    layers = config.integer("num_hidden_layers", variant.layers)
+    layers = config.layers("num_hidden_layers", variant.layers)
     vocabulary = config.integer("vocab_size", variant.vocabulary)
     heads = _heads(config, variant, d)
     epsilon = config.number("rms_norm_eps", 1e-6)

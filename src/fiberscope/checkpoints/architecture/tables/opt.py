@@ -36,7 +36,7 @@ def opt(name: str, config: ConfigReader) -> Architecture:
         "num_attention_heads",
     )
     f = config.integer("ffn_dim", 3072)
-    layers = config.integer("num_hidden_layers", 12)
+    layers = config.layers("num_hidden_layers", 12)
     vocabulary = config.integer("vocab_size", 50272)
     positions = config.integer("max_position_embeddings", 2048)
     activation = config.activation("activation_function", "relu")

@@ -24,7 +24,7 @@ def phi(name: str, config: ConfigReader) -> Architecture:
     heads = config.integer("num_attention_heads", 32)
     groups = config.integer("num_key_value_heads", heads)
     f = config.integer("intermediate_size", 8192)
-    layers = config.integer("num_hidden_layers", 24)
+    layers = config.layers("num_hidden_layers", 24)
     vocabulary = config.integer("vocab_size", 51200)
     epsilon = config.number("layer_norm_eps", 1e-5)
     activation = config.activation("hidden_act", "gelu_new")

@@ -22,6 +22,9 @@ from fiberscope.checkpoints.architecture.program import (
 from fiberscope.checkpoints.architecture.relative_positions import unreached_buckets
 from fiberscope.parameters import View
 
+FURTHEST = 2**20
+"""Bound on the distance that has a bucket of its own."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -51,14 +54,15 @@ def t5(name: str, config: ConfigReader) -> Architecture:
         furthest=config.integer("relative_attention_max_distance", 128),
     )
     # Exact buckets of a direction: a quarter of the encoder's table, half of the decoder's.
-    if sizes.buckets < 4 or sizes.furthest <= sizes.buckets // 2:
+    if sizes.buckets < 4 or not sizes.buckets // 2 < sizes.furthest <= FURTHEST:
         raise config.fail(
             f"'relative_attention_num_buckets' {sizes.buckets} needs to be at least 4 and "
-            f"'relative_attention_max_distance' {sizes.furthest} to exceed half of it"
+            f"'relative_attention_max_distance' {sizes.furthest} to lie between half of it "
+            f"and {FURTHEST}"
         )
     d = sizes.width
-    layers = config.integer("num_layers", 6)
-    decoder_layers = config.integer("num_decoder_layers", layers)
+    layers = config.layers("num_layers", 6)
+    decoder_layers = config.layers("num_decoder_layers", layers)
     vocabulary = config.integer("vocab_size", 32128)
     config.flag("is_encoder_decoder", True)
     config.flag("scale_decoder_outputs", True)  # a fixed factor in front of the unembedding

@@ -44,7 +44,7 @@ def vit(name: str, config: ConfigReader) -> Architecture:
         "num_attention_heads",
     )
     f = config.integer("intermediate_size", 3072)
-    layers = config.integer("num_hidden_layers", 12)
+    layers = config.layers("num_hidden_layers", 12)
     epsilon = config.number("layer_norm_eps", 1e-12)
     activation = config.activation("hidden_act", "gelu")
     channels = config.integer("num_channels", 3)
