@@ -1,3 +1,5 @@
+import doctest
+
 import numpy as np
 import pytest
 
@@ -65,7 +67,7 @@ def test_names_and_shapes():
         "key_gain": (2, 3),
     }
     stack = MultiHeadAttention(**SIZES, depth=2, norm=QueryKeyNorm.SHARED_GAINS)
-    assert list(stack.space.shapes)[0] == "layers.0.query"
+    assert next(iter(stack.space.shapes)) == "layers.0.query"
     assert stack.space.shapes["layers.1.key_gain"] == (4,)
 
 
@@ -97,3 +99,10 @@ def test_generic_points_have_their_shapes_and_seeds():
 )
 def test_completeness_is_claimed_where_it_holds(options, complete):
     assert AttentionConfiguration(**{**SIZES, **options}).complete is complete
+
+
+def test_example_in_the_documentation():
+    import fiberscope.families.attention.family as module
+
+    found = doctest.testmod(module)
+    assert (found.failed, found.attempted) == (0, 4)

@@ -1,5 +1,6 @@
 """Functional dimensions of attention against published and independently computed values."""
 
+import numpy as np
 import pytest
 
 from fiberscope.analysis import dimension, symmetry_rank
@@ -30,8 +31,6 @@ def measured(family):
 
 
 def _point(family):
-    import numpy as np
-
     design = family.design(2 * family.sufficient_size, np.random.default_rng([0, 1]))
     return family.generic(np.random.default_rng([0, 0])), design
 
@@ -187,7 +186,7 @@ def test_head_width_between_the_widths_it_joins_hides_freedom(s, p):
     d = 2
     family = attention(d, 1, 2, s, output_width=p)
     assert not family.complete
-    value, parameters, unexplained = measured(family)
+    value, _, unexplained = measured(family)
     # The product of p x s and s x d has rank k = min(s, d, p) and dimension k (d + p - k).
     assert value == 2 * (2 * d - 2) + d * p
     assert unexplained == (s - d) * (p - s)

@@ -104,14 +104,17 @@ class _Layer:
                     slots.append(ScaledSlot(view, 0, coordinate=positions))
         return Scaling(f"query and key scales{self.where}", c.heads + c.G, slots, positive=True)
 
+    def _factors(self) -> tuple[int, tuple[int, ...]]:
+        """Number of factors that commute with the rotation, and the factor of every row."""
+        half = self.c.rotated // 2
+        rows = range(self.c.query_width)
+        factor = tuple(row % half if row < self.c.rotated else row - half for row in rows)
+        return self.c.query_width - half, factor
+
     def _gain_products(self) -> list[Symmetry]:
         """Only products of a query and a key gain are seen, one factor for a rotated plane."""
         c = self.c
-        half = c.rotated // 2
-        factor = tuple(
-            row % half if row < c.rotated else row - half for row in range(c.query_width)
-        )
-        size = c.query_width - half
+        size, factor = self._factors()
         query, key = self.need("query_gain"), self.need("key_gain")
         if c.norm is QueryKeyNorm.SHARED_GAINS:
             slots = (ScaledSlot(query, 0, 1, factor), ScaledSlot(key, 0, -1, factor))
@@ -132,10 +135,7 @@ class _Layer:
     def _row_signs(self) -> list[Symmetry]:
         """Signs (and without rotation the order) of the rows of a normalised query and key."""
         c = self.c
-        half = c.rotated // 2
-        factor = tuple(
-            row % half if row < c.rotated else row - half for row in range(c.query_width)
-        )
+        size, factor = self._factors()
         query = [self.grouped("query"), self.grouped("query_bias")]
         key = [self.view("key"), self.view("key_bias")]
         found: list[Symmetry] = []
@@ -145,7 +145,7 @@ class _Layer:
                 *(ScaledSlot(v.index(0, group), 0, 1, factor) for v in key if v is not None),
             ]
             name = f"query and key row signs, group {group + 1}{self.where}"
-            found.append(SignFlip(name, c.query_width - half, slots))
+            found.append(SignFlip(name, size, slots))
         if not c.rotated:
             found.append(self._row_order(query, key))
         return found
