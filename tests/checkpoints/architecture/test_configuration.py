@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 
@@ -342,3 +343,9 @@ def test_sinusoidal_positions_are_parameters_like_any_other():
     laid_out = architecture({**toys.DISTILBERT, "sinusoidal_pos_embds": True})
     assert laid_out.tensors == architecture(toys.DISTILBERT).tensors
     assert "sinusoidal" in laid_out.assumptions[0]
+
+
+def test_the_page_on_architectures_lists_them():
+    page = Path(__file__).parents[3] / "docs" / "adding-an-architecture.md"
+    text = page.read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in (*CLASSES, *MODEL_TYPES))
