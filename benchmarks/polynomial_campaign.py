@@ -1,4 +1,4 @@
-"""Do the theorem checkers ever contradict the ranks?
+"""Checks that the theorem checkers never contradict the ranks.
 
 At least 50,000 random architectures (two to four layers, widths 1 to 6, mixed degrees 2 to 5, one
 to six outputs, a fifth of them with biases), plus every single-output block of small size.

@@ -30,6 +30,10 @@ COMMANDS: Table = {
             ),
         },
     ),
+    "independence": (
+        "fiberscope.cli.independence:command",
+        "Linear independence of polynomial compositions.",
+    ),
 }
 """Verb -> (``module:command``, one line of help), or (help, subcommands) for a group."""
 
