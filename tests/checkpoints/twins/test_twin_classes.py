@@ -17,6 +17,7 @@ from fiberscope.checkpoints.twins import (  # noqa: E402
     spectrum,
     toy_config,
 )
+from fiberscope.checkpoints.twins.architectures import ARCHITECTURES  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -26,8 +27,8 @@ CLASSES = {
     "GPT2LMHeadModel": ("gpt2", {}),
     "OPTModel": ("opt", {}),
     "OPTForCausalLM": ("opt", {}),
-    "GPTNeoXModel": ("gpt_neox", {}),
-    "GPTNeoXForCausalLM": ("gpt_neox", {}),
+    "GPTNeoXModel": ("gpt_neox", {"rotary_pct": 0.5}),
+    "GPTNeoXForCausalLM": ("gpt_neox", {"rotary_pct": 0.5}),
     "PhiModel": ("phi", {}),
     "PhiForCausalLM": ("phi", {}),
     "LlamaModel": ("llama", GROUPED),
@@ -64,7 +65,17 @@ HEADED = [name for name in CLASSES if not name.endswith("Model") or "LMHead" in 
 def small(name):
     model_type, flags = CLASSES[name]
     config = {"model_type": model_type, "architectures": [name.split()[0]], **flags}
-    return toy_config(config, layers=1)
+    toy = toy_config(config, layers=1)
+    # Smaller than a count allows (the vocabulary is short of its conditions), but quick.
+    if "head_dim" in toy or toy.get("num_key_value_heads") == 2:
+        toy["head_dim"] = 2
+    names = ARCHITECTURES[model_type]
+    toy.update({names.width: 4, names.inner: 5})
+    if model_type == "t5":
+        toy["d_kv"] = 2
+    if model_type != "vit":
+        toy["vocab_size"] = 10
+    return toy
 
 
 def main_observable(name):

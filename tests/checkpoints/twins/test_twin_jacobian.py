@@ -47,7 +47,8 @@ def test_jacobian_against_differences(model_type, name, observable):
     rng = np.random.default_rng(6)
     for _ in range(3):
         direction = {
-            tensor: rng.standard_normal(value.shape) for tensor, value in twin.parameters.items()
+            tensor: rng.standard_normal(value.shape) / np.sqrt(twin.parameter_count)
+            for tensor, value in twin.parameters.items()
         }
         flat = np.empty(twin.parameter_count)
         for tensor, where in columns:

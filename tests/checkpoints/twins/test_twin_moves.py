@@ -31,9 +31,7 @@ def shift(name, where=slice(None)):
 
 
 def shift_t5(parameters, rng):
-    table = parameters[
-        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    ]
+    table = parameters["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
     table += rng.standard_normal(table.shape[1])
 
 
@@ -50,9 +48,7 @@ def rotate_stream(parameters, rng):
         ):
             gain = parameters[f"{layer}.{norm}.weight"]
             for name in names:
-                parameters[f"{layer}.{name}"][:] = (
-                    parameters[f"{layer}.{name}"] * gain
-                ) @ rotation
+                parameters[f"{layer}.{name}"][:] = (parameters[f"{layer}.{name}"] * gain) @ rotation
             gain[:] = 1.0
         for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
             parameters[f"{layer}.{name}"][:] = rotation.T @ parameters[f"{layer}.{name}"]

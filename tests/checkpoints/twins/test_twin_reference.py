@@ -74,10 +74,9 @@ SMALL_VOCABULARIES = [
 ]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(("config", "observable", "parameters", "nullity"), REFERENCE)
-def test_reference_nullities(config, observable, parameters, nullity, seed):
-    found = spectrum(build_twin(config, observable, seed, epsilon=1e-2))
+def test_reference_nullities(config, observable, parameters, nullity):
+    found = spectrum(build_twin(config, observable, 0, epsilon=1e-2))
     assert (found.parameters, found.nullity) == (parameters, nullity)
     assert found.gap > 1e6
 

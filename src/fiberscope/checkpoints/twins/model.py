@@ -13,8 +13,14 @@ from fiberscope.checkpoints.twins.architectures import class_name_of, model_type
 from fiberscope.checkpoints.twins.precision import float64_evaluation
 from fiberscope.errors import InputError
 
-# Storage types and training-time noise have no place in a twin.
-_DROPPED = ("dtype", "torch_dtype", "transformers_version", "quantization_config")
+# Storage types, training-time noise and float32 by decree have no place in a twin.
+_DROPPED = (
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "quantization_config",
+    "reorder_and_upcast_attn",
+)
 _DROPOUTS = (
     "attn_pdrop",
     "embd_pdrop",
@@ -28,6 +34,8 @@ _DROPOUTS = (
     "layerdrop",
 )
 
+LARGEST_TWIN = 20_000
+
 
 def build_model(config: Mapping[str, object]) -> Any:
     """Instantiate ``architectures[0]`` in float64, in evaluation mode, with eager attention.
@@ -37,8 +45,9 @@ def build_model(config: Mapping[str, object]) -> Any:
     Raises
     ------
     InputError
-        If the class has no twins or rejects the configuration.
+        If the class has no twins, rejects the configuration, or the model would be too large.
     """
+    import torch
     import transformers
 
     raw = copy.deepcopy(dict(config))  # the classes change dictionaries they are given
@@ -53,7 +62,13 @@ def build_model(config: Mapping[str, object]) -> Any:
         with float64_evaluation():
             settings = transformers.CONFIG_MAPPING[model_type].from_dict(raw)
             settings._attn_implementation = "eager"
-            model = getattr(transformers, class_name)(settings)
+            model_class = getattr(transformers, class_name)
+            with torch.device("meta"):  # shapes without memory
+                shapes = model_class(copy.deepcopy(settings))
+            _refuse_large(sum(parameter.numel() for parameter in shapes.parameters()))
+            model = model_class(settings)
+    except InputError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(
@@ -64,6 +79,14 @@ def build_model(config: Mapping[str, object]) -> Any:
         _untie_head(model)
     _differentiate_padding_rows(model)
     return model
+
+
+def _refuse_large(count: int) -> None:
+    if count > LARGEST_TWIN:
+        raise InputError(
+            f"A twin of {count} parameters is too large (at most {LARGEST_TWIN}): "
+            "shrink the configuration with toy_config first."
+        )
 
 
 def _untie_head(model: Any) -> None:

@@ -24,8 +24,7 @@ from fiberscope.errors import InputError
 
 DEFAULT_LENGTH = 5
 LARGEST_LENGTH = 64
-LARGEST_TWIN = 20_000
-# Observations per parameter, and occurrences of each token, that the default bank has at least.
+# Equations per parameter, and occurrences of each token, that the default bank has at least.
 _OVERSAMPLING = 1.6
 _OCCURRENCES = 4
 # Outputs differentiated at once: one reverse pass with this many cotangents.
@@ -129,11 +128,12 @@ class Twin:
                 torch.eye(outputs.numel(), dtype=torch.float64),
                 is_grads_batched=True,
                 allow_unused=True,
-                materialize_grads=True,
             )
-            blocks.append(
-                torch.cat([g.reshape(outputs.numel(), -1) for g in gradients], dim=1).numpy()
-            )
+            block = np.zeros((outputs.numel(), self.parameter_count))
+            for (_, where), gradient in zip(columns, gradients, strict=True):
+                if gradient is not None:  # None: the observed function never reads the tensor
+                    block[:, where] = gradient.reshape(outputs.numel(), -1).numpy()
+            blocks.append(block)
             first += group
             # All later groups have the size that fills a reverse pass.
             group = max(1, _COTANGENTS * group // outputs.numel()) if len(blocks) == 1 else group
@@ -180,8 +180,8 @@ def build_twin(
     epsilon : float, optional
         Epsilon of every norm (0 is allowed); by default the configuration's.
     inputs : int, optional
-        Number of input sequences; by default enough for 1.6 observations per parameter and four
-        occurrences of each token.
+        Number of input sequences; by default enough for 1.6 equations per parameter (a token
+        gives at most as many as the model is wide) and four occurrences of each token.
     length : int, optional
         Tokens per sequence. A learned position table is made exactly this long; by default its
         length, or 5 without one. T5 reads an encoder sequence one longer. Ignored for images.
@@ -197,11 +197,6 @@ def build_twin(
     class_name = class_name_of(raw)
     model = build_model(raw)
     count = sum(parameter.numel() for parameter in model.parameters())
-    if count > LARGEST_TWIN:
-        raise InputError(
-            f"A twin of {count} parameters is too large (at most {LARGEST_TWIN}): "
-            "shrink the configuration with toy_config first."
-        )
     if epsilon is not None:
         set_epsilon(model, epsilon)
     module = observation_module(model, observable)
@@ -212,7 +207,10 @@ def build_twin(
     with torch.no_grad(), float64_evaluation():
         outputs = module({name: torch.from_numpy(value) for name, value in probe.items()})
     if inputs is None:
-        inputs = math.ceil(_OVERSAMPLING * count / outputs.numel())
+        # However many outputs a token has, they depend on it through the width of the stream only.
+        width = getattr(model.config, "hidden_size", outputs.shape[-1])
+        equations = outputs.numel() // outputs.shape[-1] * min(outputs.shape[-1], width)
+        inputs = math.ceil(_OVERSAMPLING * count / equations)
         if "input_ids" in probe:
             inputs = max(inputs, math.ceil(_OCCURRENCES * model.config.vocab_size / length))
     elif inputs < 1:
