@@ -164,6 +164,10 @@ def _head(wiring: Wiring, head: Head) -> int:
     if wiring.tied:
         has_bias = head.output_bias is not None
         total += labels * has_bias
+        only = sum(view.shape[0] for view in wiring.output_only)
+        total += only * (inputs + int(constant and not has_bias))
+        if not softmax and _rows_move_together(wiring, head, point):
+            total -= 1
         if softmax:
             tied = [s for s in wiring.segments if any(w.tied for w in s.writers)]
             movable = any(
@@ -176,6 +180,24 @@ def _head(wiring: Wiring, head: Head) -> int:
     else:
         total += (labels - int(softmax)) * (inputs + constant)
     return total
+
+
+def _rows_move_together(wiring: Wiring, head: Head, point: Point) -> bool:
+    """Whether all rows of a tied table can move along 1/gain at once without being noticed.
+
+    The logits then move by one constant, which a bias takes; the embedding moves too, which
+    another table takes, or nobody sees when the gains are all equal to one.
+    """
+    if not point.blind or (head.output_bias is None and point.norm.bias is not None):
+        return False
+    tied = [s for s in wiring.segments if any(w.tied for w in s.writers)]
+    if point.norm.gain is None and all(segment.blind for segment in tied):
+        return True
+    return any(
+        len(tables) > 1 and any(t.tensor == head.output.tensor for t in tables)
+        for segment in tied
+        for tables in (segment.embedding.sums if segment.embedding else ())
+    )
 
 
 def _rotations(wiring: Wiring, group: StreamGroup) -> int:

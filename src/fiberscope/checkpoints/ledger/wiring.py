@@ -146,6 +146,8 @@ class Wiring:
     """The head when it is observed."""
     tied: bool
     unread: list[Unread]
+    output_only: tuple[View, ...] = ()
+    """Rows of a tied table that no input looks up, so that only the head reads them."""
 
     def segment_of(self, attention: Attention) -> Segment:
         """The segment an attention writes to."""
@@ -280,6 +282,7 @@ def wire(architecture: Architecture, observable: Observable) -> Wiring:
         head,
         tied,
         unread,
+        tuple(u.view for u in architecture.unread_without_head if u.view.tensor == tied_tensor),
     )
 
 

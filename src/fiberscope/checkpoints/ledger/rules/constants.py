@@ -187,7 +187,7 @@ def point_items(wiring: Wiring) -> Iterator[Item]:
             yield _norm_bias(point)
 
 
-def _direction(point: Point, parameters: Arrays) -> tuple[NDArray[Any], Any]:
+def input_direction(point: Point, parameters: Arrays) -> tuple[NDArray[Any], Any]:
     """The direction ``u = 1/gain`` and the constant ``u . bias`` it brings along."""
     gain = point.norm.gain
     width = point.width
@@ -204,7 +204,7 @@ def _input_direction(reader: Reader, point: Point, count: int) -> Item:
         into = reader.absorbing_biases[0] if absorbing and reader.absorbing_biases else None
 
         def increments(parameters: Arrays, shift: NDArray[Any]) -> Any:
-            u, constant = _direction(point, parameters)
+            u, constant = input_direction(point, parameters)
             if not absorbing:
                 rows = shift.reshape(units)
                 moved = [(reader.weight, rows[..., None] * u)]
@@ -248,7 +248,7 @@ def _norm_bias(point: Point) -> Item:
             moved: list[tuple[View, NDArray[Any]]] = [(bias, shift)]
             if point.carried:
                 moved.append((point.carried_biases[0], -shift))
-            u, constant = _direction(point, parameters)
+            u, constant = input_direction(point, parameters)
             after = constant + u @ shift
             for reader in point.readers:
                 brought = reader.weight.read(parameters) @ shift

@@ -168,6 +168,9 @@ def _coordinates(wiring: Wiring, group: StreamGroup, continuous: list[Item]) -> 
             if not reader.tied:
                 axis = len(reader.weight.shape) - 1
                 places[reader.weight, axis] = Slot(reader.weight, axis)
+    if any(writer.tied for segment in group.segments for writer in segment.writers):
+        for view in wiring.output_only:
+            places[view, len(view.shape) - 1] = Slot(view, len(view.shape) - 1)
     turned = list(places.values())
     biases = [point.norm.bias for point in points if point.norm.bias is not None]
     gains = [point.norm.gain for point in points if point.norm.gain is not None]

@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import NormKind, Observable
 from fiberscope.checkpoints.ledger.item import Item, Overlap
-from fiberscope.checkpoints.ledger.rules.constants import INPUT_DIRECTION, free_directions
-from fiberscope.checkpoints.ledger.wiring import Role, Wiring
+from fiberscope.checkpoints.ledger.rules.constants import (
+    INPUT_DIRECTION,
+    free_directions,
+    input_direction,
+)
+from fiberscope.checkpoints.ledger.wiring import Point, Role, Wiring
 from fiberscope.parameters import View
 from fiberscope.symmetry import Symmetry, Translation
 
@@ -26,6 +30,7 @@ def output_items(wiring: Wiring) -> Iterator[Item]:
     """All rules of this file."""
     if (item := _unembedding_shift(wiring)) is not None:
         yield item
+    yield from _tied_directions(wiring)
     for attention in wiring.attentions:
         if attention.position_table is not None:
             yield _score_shift(attention.label, attention.layer, attention.position_table)
@@ -63,6 +68,62 @@ def _absorbing_table(wiring: Wiring, tensor: str) -> View | None:
                     if table.tensor != tensor:
                         return table
     return None
+
+
+def _tied_directions(wiring: Wiring) -> Iterator[Item]:
+    """Input directions behind the last LayerNorm that a tied table keeps.
+
+    Its rows are embeddings too, so they cannot move one by one. All at once they can, where a bias
+    takes the constant of the logits and another table (or nobody) the constant of the embedding;
+    under probabilities that is an unembedding shift already. Rows no input looks up are free.
+    """
+    head = wiring.head
+    if head is None or not wiring.tied:
+        return
+    point = next(p for p in wiring.points if any(r.role is Role.OUTPUT for r in p.readers))
+    bias = head.output_bias
+    if not point.blind or (bias is None and point.norm.bias is not None):
+        return
+    into = _absorbing_table(wiring, head.output.tensor)
+    unseen = point.norm.gain is None and _written_blindly(wiring, head.output.tensor)
+    if wiring.observable is Observable.LOGITS and (into is not None or unseen):
+        views = None if unseen else into
+        yield _moving_rows(point, head.output, bias, slice(None), views, head.label)
+    for view in wiring.output_only:
+        row = _first_row(view)
+        rows = slice(row, row + view.shape[0])
+        for position in range(rows.start, rows.stop):
+            part = slice(position, position + 1)
+            yield _moving_rows(point, view, bias, part, None, "row that no input looks up")
+
+
+def _first_row(view: View) -> int:
+    """Index in the stored table of the first row of a contiguous part of it."""
+    index = np.arange(view.stored_shape[0])
+    rows = np.broadcast_to(index[:, None], view.stored_shape)
+    return int(view.window(np.ascontiguousarray(rows)).reshape(-1)[0])
+
+
+def _moving_rows(
+    point: Point, view: View, bias: View | None, entries: slice, into: View | None, where: str
+) -> Item:
+    """Move rows together along ``u = 1/gain``: their logits move by ``u . bias``."""
+
+    def build() -> Symmetry:
+        def increments(parameters: Arrays, shift: NDArray[Any]) -> Any:
+            u, constant = input_direction(point, parameters)
+            moved = [(view, np.broadcast_to(shift * u, view.shape))]
+            if bias is not None:
+                whole = np.zeros(bias.shape, dtype=shift.dtype)
+                whole[entries] = -shift * constant
+                moved.append((bias, whole))
+            if into is not None:
+                moved.append((into, np.broadcast_to(-shift * u, into.shape)))
+            return moved
+
+        return Translation(f"{where}: {INPUT_DIRECTION}", (1,), [view, bias, into], increments)
+
+    return Item(INPUT_DIRECTION, None, 1, build, where)
 
 
 def _written_blindly(wiring: Wiring, tensor: str) -> bool:

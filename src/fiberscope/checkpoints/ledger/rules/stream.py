@@ -128,7 +128,8 @@ def _scale(
 
     def build() -> Symmetry:
         one = (0,)
-        slots = [ScaledSlot(view, (), 1, one) for view in writers]
+        scaled = [*writers, *(wiring.output_only if tied else ())]
+        slots = [ScaledSlot(view, (), 1, one) for view in scaled]
         if carried is not None:
             slots += [
                 ScaledSlot(view, (), 1, one)
