@@ -18,7 +18,8 @@ class ConfigNames:
     Attributes
     ----------
     classes : tuple of str
-        The classes that have twins; the first is the base class, used when a configuration names none.
+        The classes that have twins; the first is the base class, which a configuration that names
+        no class gets.
     width, heads, layers, inner : str
         Keys of the model width, the number of query heads, layers and MLP neurons.
     positions : str or None

@@ -119,8 +119,8 @@ def set_epsilon(model: Any, epsilon: float) -> None:
 def draw_parameters(model: Any, rng: np.random.Generator) -> dict[str, NDArray[np.float64]]:
     """Random float64 values for every stored parameter, tied ones once.
 
-    Norm gains are near 1 with 30 % spread (kept away from 0); biases have scale 0.3, all else 0.6 or
-    less, so that the outputs of wide maps keep unit scale.
+    Norm gains are near 1 with 30 % spread (kept away from 0); biases have scale 0.3, all else 0.6,
+    or less where needed for the outputs of wide maps to keep unit scale.
     """
     import torch
 

@@ -47,8 +47,8 @@ def float64_evaluation() -> Iterator[None]:
 
     Rewrites every ``dtype`` argument that asks for float32, float16 or bfloat16 and every
     ``.float()``, ``.half()`` and ``.bfloat16()``, and makes float64 torch's default type. The
-    default is restored on exit. Tensors that are *already* narrow are not converted: build the model
-    inside the block too, so that its tables (rotary frequencies, scales) are born in float64.
+    default is restored on exit. Tensors that are *already* narrow are not converted: build the
+    model inside the block too, so that its tables (rotary frequencies, scales) are born in float64.
     """
     import torch
 

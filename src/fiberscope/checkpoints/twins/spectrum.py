@@ -77,13 +77,13 @@ def rank_by_gap(singular_values: NDArray[np.float64]) -> tuple[int, float, float
 
 def spectrum(twin: Twin) -> TwinSpectrum:
     """All singular values of the twin's Jacobian, and its nullity by the largest gap."""
-    jacobian, _ = twin.jacobian()
-    observations = jacobian.shape[0]
+    reduced: NDArray[np.float64] = twin.jacobian()[0]
+    observations = reduced.shape[0]
     # An orthogonal reduction first: it keeps every digit, which the Gram matrix would halve.
-    if observations > jacobian.shape[1]:
-        jacobian = np.linalg.qr(jacobian, mode="r")
+    if observations > reduced.shape[1]:
+        reduced = np.asarray(np.linalg.qr(reduced, mode="r"))
     values = np.zeros(twin.parameter_count)
-    found = np.linalg.svd(jacobian, compute_uv=False)
+    found = np.linalg.svd(reduced, compute_uv=False)
     values[: found.size] = found
     rank, gap, tolerance = rank_by_gap(values)
     return TwinSpectrum(values.size, observations, rank, values.size - rank, values, gap, tolerance)

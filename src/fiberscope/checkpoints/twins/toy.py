@@ -23,14 +23,14 @@ def toy_config(config: Mapping[str, object], *, layers: int = 2) -> dict[str, ob
     """A toy configuration of the same class with the same flags.
 
     Kept: class, tying, biases, activation, normalised queries and keys, grouped or not, rotary
-    fraction and scaling, parallel residual, type tables. Changed: sizes, so that the conditions hold
-    under which the counts are generic:
+    fraction and scaling, parallel residual, type tables. Changed: sizes, so that the conditions
+    hold under which the counts are generic:
 
     - width d = 8 with rotary positions, 6 without; head width r below d;
     - vocabulary at least 2d + 6, with a parallel residual also 2f + d + 2 + f/(d - 1), with
       normalised queries also r(d + 1)/(r - 1);
-    - every learned position and every relative-position bucket that any length reaches is observed
-      with the default sequence length.
+    - the default sequence length reads every learned position and every relative-position bucket,
+      save the one of a bidirectional table that no distance reaches (half the table's length).
 
     Parameters
     ----------

@@ -98,8 +98,15 @@ class Twin:
         values: NDArray[np.float64] = outputs.numpy().reshape(-1)
         return values
 
-    def jacobian(self) -> tuple[NDArray[np.float64], list[tuple[str, slice]]]:
-        """Derivative of `observe` at `parameters`, by reverse mode.
+    def jacobian(
+        self, parameters: Mapping[str, NDArray[np.float64]] | None = None
+    ) -> tuple[NDArray[np.float64], list[tuple[str, slice]]]:
+        """Derivative of `observe`, by reverse mode.
+
+        Parameters
+        ----------
+        parameters : mapping of str to ndarray of float64, optional
+            Where to differentiate; by default at the twin's own `parameters`.
 
         Returns
         -------
@@ -109,19 +116,26 @@ class Twin:
         """
         import torch
 
-        named = dict(self._module.model.named_parameters())
+        point = self.parameters if parameters is None else parameters
+        self._check(point)
+        tensors = [
+            torch.tensor(np.asarray(point[name], dtype=np.float64), requires_grad=True)
+            for name in self.parameters
+        ]
+        named = {f"model.{name}": t for name, t in zip(self.parameters, tensors, strict=True)}
         columns: list[tuple[str, slice]] = []
         start = 0
         for name, value in self.parameters.items():
             columns.append((name, slice(start, start + value.size)))
             start += value.size
-        tensors = [named[name] for name, _ in columns]
         blocks: list[NDArray[np.float64]] = []
         first, group = 0, 1
         while first < self.sequences:
             chosen = slice(first, first + group)
             with torch.enable_grad(), float64_evaluation():
-                outputs = self._module(self._inputs(chosen)).reshape(-1)
+                outputs = torch.func.functional_call(
+                    self._module, named, (self._inputs(chosen),)
+                ).reshape(-1)
             gradients = torch.autograd.grad(
                 outputs,
                 tensors,
