@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Inspection:
     """The report of one checkpoint, or of an architecture when there are no weights."""
 
     path: Path
+    config: Mapping[str, Any]
     ledger: Ledger
     weights: WeightFindings | None
     slow_planes: SlowPlanes | None
@@ -128,7 +129,12 @@ def inspect(
     tokens = checkpoint.config.get("max_position_embeddings")
     longest = tokens if isinstance(tokens, int) else None
     return Inspection(
-        checkpoint.path, found, weights, slow_planes(wiring, longest), tuple(dict.fromkeys(notes))
+        checkpoint.path,
+        checkpoint.config,
+        found,
+        weights,
+        slow_planes(wiring, longest),
+        tuple(dict.fromkeys(notes)),
     )
 
 

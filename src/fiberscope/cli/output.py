@@ -1,0 +1,140 @@
+"""What all commands share: JSON on stdout, files that are never overwritten unasked, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fiberscope.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LARGEST_WIDTH = 100
+PATIENCE = 2.0
+"""Seconds without a word before progress is shown."""
+_BETWEEN_LINES = 5.0
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print one JSON object on stdout (ASCII, so that every terminal's encoding can hold it)."""
+    click.echo(json.dumps(data, indent=2, allow_nan=False))
+
+
+def console() -> Console:
+    """A console on stdout: at most 100 columns, no colour unless it is a terminal."""
+    from rich.console import Console
+
+    columns = shutil.get_terminal_size((LARGEST_WIDTH, 24)).columns
+    return Console(width=max(40, min(LARGEST_WIDTH, columns)), highlight=False, soft_wrap=False)
+
+
+def check_new_file(path: Path, overwrite: bool) -> None:
+    """Refuse a file that cannot be written, before any work is done.
+
+    Raises
+    ------
+    InputError
+        If it exists and may not be overwritten, is a directory, or its directory does not exist.
+    """
+    name = click.format_filename(path)
+    if path.is_dir():
+        raise InputError(f"{name} is a directory; name a file in it")
+    if os.path.lexists(path) and not overwrite:
+        raise InputError(f"{name} exists; pass --overwrite to replace it, or another name")
+    if not path.parent.is_dir():
+        parent = click.format_filename(path.parent)
+        raise InputError(f"{parent} is no directory, so {name} cannot be written; create it first")
+
+
+def write_file(path: Path, text: str, overwrite: bool) -> None:
+    """Write UTF-8 text beside its place and move it there whole.
+
+    Raises
+    ------
+    InputError
+        As `check_new_file`, or if the file system refuses.
+    """
+    check_new_file(path, overwrite)
+    written = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name[:64]}.", delete=False
+        ) as stream:
+            written = Path(stream.name)
+            stream.write(text)
+        # Temporary files are private; a report gets what any new file gets.
+        mask = os.umask(0)
+        os.umask(mask)
+        written.chmod(0o666 & ~mask)
+        if overwrite:
+            written.replace(path)
+        else:
+            # A link fails where something has appeared meanwhile; a rename would replace it.
+            os.link(written, path)
+    except FileExistsError:
+        check_new_file(path, overwrite)
+        raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        name = click.format_filename(path)
+        raise InputError(f"{name} cannot be written: {reason}; choose another place") from None
+    finally:
+        if written is not None:
+            written.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def progress(quiet: bool = False) -> Iterator[Callable[[int, int, str], None] | None]:
+    """Yield a function of (steps done, steps in all, what comes next) that reports on stderr.
+
+    Nothing is shown in the first two seconds; then a bar on a terminal, plain lines otherwise.
+    """
+    if quiet:
+        yield None
+        return
+    if sys.stderr.isatty():
+        with _bar() as tick:
+            yield tick
+        return
+    start = last = time.monotonic()
+
+    def line(done: int, total: int, what: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - start > PATIENCE and now - last > (_BETWEEN_LINES if last > start else 0):
+            last = now
+            click.echo(f"fiberscope: step {done + 1} of {total}: {what}", err=True)
+
+    yield line
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[int, int, str], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    shown = Progress(*columns, console=Console(stderr=True), transient=True)
+    start = time.monotonic()
+    task = shown.add_task("")
+
+    def tick(done: int, total: int, what: str) -> None:
+        shown.update(task, completed=done, total=total, description=what)
+        if time.monotonic() - start > PATIENCE and not shown.live.is_started:
+            shown.start()
+
+    try:
+        yield tick
+    finally:
+        shown.stop()

@@ -1,0 +1,57 @@
+"""Sentences that the terminal and the HTML page share."""
+
+from __future__ import annotations
+
+from fiberscope.checkpoints.architecture.program import Observable
+from fiberscope.checkpoints.inspection.slow_planes import SLOW_TURN, SlowPlanes
+from fiberscope.report.inspection_report import InspectionReport
+from fiberscope.report.numerals import count, share
+
+_OBSERVABLES = {
+    Observable.LOGITS: "the logits",
+    Observable.PROBABILITIES: "the output probabilities",
+    Observable.HIDDEN: "the last hidden state",
+}
+
+
+def observable_words(observable: Observable) -> str:
+    """What is observed, in words."""
+    return _OBSERVABLES[observable]
+
+
+def headline(report: InspectionReport) -> str:
+    """The three numbers that matter, in one sentence."""
+    found = report.ledger
+    observed = observable_words(found.observable)
+    verb = "determine" if observed.endswith("s") else "determines"
+    bound, least = ("", "") if report.is_exact else ("at most ", "at least ")
+    return (
+        f"{count(found.parameters)} parameters; {observed} {verb} {bound}"
+        f"{count(found.identified)} of them; {least}{count(found.undetermined)} "
+        f"({share(found.undetermined, found.parameters)}) have no effect on "
+        f"{'them' if observed.endswith('s') else 'it'}."
+    )
+
+
+def architecture_line(report: InspectionReport) -> str:
+    """Class, sizes, tying, number formats."""
+    laid_out, weights = report.ledger.architecture, report.inspection.weights
+    sizes = ", ".join(f"{name} {value}" for name, value in laid_out.sizes.items())
+    parts = [f"{laid_out.name} ({laid_out.family})"]
+    if sizes:
+        parts.append(sizes)
+    if laid_out.head is not None:
+        parts.append("tied embeddings" if laid_out.tied else "untied embeddings")
+    parts.append("no weights" if weights is None else f"weights in {', '.join(weights.dtypes)}")
+    return "; ".join(parts)
+
+
+def slow_planes_sentence(slow: SlowPlanes | None) -> str:
+    """Rotary planes that hardly turn, or nothing."""
+    if slow is None:
+        return ""
+    return (
+        f"{slow.planes} of {slow.of} rotary planes turn less than {SLOW_TURN:g} rad over "
+        f"{slow.tokens:,} tokens: nearly unrotated, so that nearly a whole basis change acts on "
+        "them."
+    )
