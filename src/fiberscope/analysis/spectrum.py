@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import qr
 
+from fiberscope.analysis.contact import Band, bands_from_orders, bands_from_slopes
 from fiberscope.errors import InputError
 from fiberscope.family import Design
 from fiberscope.numbers.balls import Balls
@@ -154,7 +155,11 @@ def spectrum_off_kernel(
     scaled = flint.arb_mat(
         size,
         size,
-        [entries[i * size + j] * inverses[i] * inverses[j] for i in range(size) for j in range(size)],
+        [
+            entries[i * size + j] * inverses[i] * inverses[j]
+            for i in range(size)
+            for j in range(size)
+        ],
     )
     e = _distance_from_identity(scaled, flint)
     f = _distance_from_identity(z.transpose() * z, flint)
@@ -275,3 +280,116 @@ def fitted_slopes(
     with system.precision():
         ratio = system.number(abs(t_first / t_second)).log()
         return [(a / b).log() / ratio for a, b in zip(first, second, strict=True)]
+
+
+@dataclass(frozen=True)
+class PathSpectrum:
+    """Spectra at several points of a path that ends in collapse.
+
+    Attributes
+    ----------
+    spectra
+        ``t`` -> enclosed spectrum, in decreasing ``|t|``.
+    bands
+        Groups of singular values with their orders and fitted slopes.
+    orders_from
+        Where the orders come from: ``theorem``, ``exact orders`` or ``slopes``.
+    kernel_dimension
+        Exact zeros.
+    float64_ranks
+        ``t`` -> singular values above ``1e-10`` times the largest, in float64.
+    """
+
+    spectra: Mapping[Fraction, EnclosedSpectrum]
+    bands: tuple[Band, ...]
+    orders_from: str
+    kernel_dimension: int
+    float64_ranks: Mapping[Fraction, int]
+
+
+def spectrum_along(
+    family: HasExactKernel,
+    points: Mapping[Fraction, Mapping[str, NDArray[Any]]],
+    design: Design,
+    *,
+    orders: Mapping[int, int] | None = None,
+    orders_from: str = "slopes",
+    digits: int = 20,
+    progress: Callable[[str], None] = lambda message: None,
+) -> PathSpectrum:
+    """Enclose the spectrum at every ``t`` and fit one slope per singular value.
+
+    Values are paired by size. The slope is that of the two smallest ``|t|``:
+    ``log(sigma(t1) / sigma(t2)) / log(t1 / t2)``.
+
+    Parameters
+    ----------
+    family, design
+        See :func:`enclosed_spectrum`.
+    points
+        ``t`` -> exact parameters.
+    orders
+        Known orders and multiplicities, used for bands and for the first precision; without them
+        bands are groups of equal rounded slopes.
+    orders_from
+        Said in the result.
+    digits
+        Relative digits of every value.
+    progress
+        Called with a line before each point.
+
+    Raises
+    ------
+    InputError
+        For ``t = 0``, where the network has collapsed, or an unresolved spectrum.
+    """
+    if any(t == 0 for t in points):
+        raise InputError(
+            "at t = 0 every score is zero and the network has collapsed: give nonzero t"
+        )
+    spectra, ranks = {}, {}
+    for t in sorted(points, key=abs, reverse=True):
+        progress(f"spectrum at t = {float(t):g}")
+        depth = max(orders or {0: 0}) * max(0.0, -np.log2(abs(float(t))))
+        start = max(128, int(64 + 3.33 * digits + 2 * (depth + 40)))
+        spectra[t] = enclosed_spectrum(
+            family, points[t], design, digits=digits, start_bits=start if orders else 256
+        )
+        rounded = {name: value.astype(np.float64) for name, value in points[t].items()}
+        ranks[t] = float64_rank(np.asarray(family.jacobian(rounded, design)))
+    ordered = list(spectra)
+    slopes: list[float] = []
+    if len(ordered) > 1:
+        first, second = ordered[-2:]
+        fits = fitted_slopes(
+            spectra[first].values, spectra[second].values, first, second, spectra[second].bits
+        )
+        slopes = [float(fit.mid()) for fit in fits]
+    last = spectra[ordered[-1]]
+    if orders is not None and sum(orders.values()) == len(last.values):
+        bands = bands_from_orders(orders, slopes)
+    else:
+        orders_from = "slopes"
+        bands = bands_from_slopes(slopes) if slopes else [Band(None, len(last.values), ())]
+    return PathSpectrum(spectra, tuple(bands), orders_from, last.kernel_dimension, ranks)
+
+
+def fisher_eigenvalues(spectrum: EnclosedSpectrum, noise: Fraction, digits: int) -> list[str]:
+    """Positive eigenvalues ``sigma^2 / noise^2`` of the Fisher information, decimal strings.
+
+    For independent Gaussian noise of standard deviation ``noise`` on every output. A direction
+    with eigenvalue ``lambda`` cannot be estimated from one observation of the bank with a standard
+    deviation below ``lambda^(-1/2)``.
+    """
+    system = Balls(spectrum.bits)
+    with system.precision():
+        scale = system.number(noise)
+        squares = tuple((value / scale) ** 2 for value in spectrum.values)
+    scaled = EnclosedSpectrum(
+        squares,
+        spectrum.kernel_dimension,
+        2.5 * spectrum.relative_error,
+        spectrum.bits,
+        spectrum.right_vectors,
+    )
+    return scaled.decimals(digits)

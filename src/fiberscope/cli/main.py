@@ -34,6 +34,15 @@ COMMANDS: Table = {
         "fiberscope.cli.independence:command",
         "Linear independence of polynomial compositions.",
     ),
+    "spectrum": (
+        "How strongly the observation depends on each direction.",
+        {
+            "deep-attention": (
+                "fiberscope.cli.spectrum_deep_attention:command",
+                "Contact spectrum of deep attention, with proved digits.",
+            ),
+        },
+    ),
 }
 """Verb -> (``module:command``, one line of help), or (help, subcommands) for a group."""
 

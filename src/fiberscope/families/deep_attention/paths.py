@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -147,4 +148,64 @@ def scalar_case() -> tuple[ContactPath, InputBank]:
     )
     ones = {name: np.ones(shape) for name, shape in architecture.space.shapes.items()}
     z = np.array([Fraction(45 + 20 * j, 100) for j in range(4)], dtype=np.float64)
-    return ContactPath(architecture, ones), InputBank.of(np.stack([1 + z, 1 - z], axis=1)[..., None])
+    return ContactPath(architecture, ones), InputBank.of(
+        np.stack([1 + z, 1 - z], axis=1)[..., None]
+    )
+
+
+def load_arrays(file: str) -> dict[str, NDArray[np.float64]]:
+    """Read all arrays of an npz file as float64, refusing pickled objects.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, not an npz file, or holds anything but finite numbers.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except FileNotFoundError:
+        raise InputError(f"{file}: there is no such file") from None
+    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise InputError(f"{file} is not an npz file of numbers: {error}") from None
+    for name, value in arrays.items():
+        if value.dtype.kind not in "iuf" or not np.all(np.isfinite(value)):
+            raise InputError(f"{file}: {name} must hold finite real numbers")
+    return {name: value.astype(np.float64) for name, value in arrays.items()}
+
+
+def with_heads(name: str, value: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Array in the architecture's shape; the head axis may be left out where there is one head."""
+    if value.ndim == 2 and shape[0] == 1:
+        value = value[None]
+    if value.shape != shape:
+        raise InputError(f"{name} has shape {value.shape}, expected {shape}")
+    return value
+
+
+def load_path(architecture: Architecture, file: str, values: str = "identity") -> ContactPath:
+    """Read ``U1, W1, ...`` and, for generic values, ``V1, ...`` from an npz file."""
+    stored = load_arrays(file)
+    directions: dict[str, NDArray[Any]] = {}
+    fixed = identity_values(architecture) if values == "identity" else {}
+    for name, shape in architecture.space.shapes.items():
+        kept = {"Q": "U", "K": "W", "V": "V"}[name[0]] + name[1:]
+        if name in fixed and kept not in stored:
+            directions[name] = fixed[name]
+        elif kept not in stored:
+            raise InputError(f"{file}: {kept} of shape {shape} is missing")
+        else:
+            directions[name] = with_heads(f"{file}: {kept}", stored[kept], shape)
+    return ContactPath(architecture, directions)
+
+
+def load_bank(architecture: Architecture, file: str) -> InputBank:
+    """Read inputs ``X`` of shape ``(inputs, tokens, width)`` from an npz file."""
+    stored = load_arrays(file)
+    if "X" not in stored:
+        raise InputError(f"{file}: the inputs X of shape (inputs, tokens, width) are missing")
+    bank = InputBank.of(stored["X"])
+    wanted = (architecture.tokens, architecture.widths[0])
+    if bank.inputs.shape[1:] != wanted:
+        raise InputError(f"{file}: X has shape {bank.inputs.shape}, expected (inputs, *{wanted})")
+    return bank

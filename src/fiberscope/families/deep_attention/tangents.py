@@ -95,7 +95,7 @@ def kernel_tangents(
     if architecture.trainable_values:
         for layer in range(1, depth if not architecture.residual else 1):
             width = architecture.widths[layer]
-            for generator in _interface_generators(architecture, width, dtype):
+            for generator in _interface_generators(architecture, width):
                 parts = _interface(parameters, layer, generator)
                 collected["interface"].append(row(parts))
             if architecture.layer_norm:
@@ -149,30 +149,39 @@ def seen_width(architecture: Architecture, layer: int) -> int:
     return seen
 
 
-def _interface_generators(
-    architecture: Architecture, width: int, dtype: np.dtype[Any]
-) -> list[NDArray[Any]]:
+Generator = tuple[tuple[int, int, int], ...]
+"""A sparse square matrix: entries ``(row, column, value)``."""
+
+
+def _interface_generators(architecture: Architecture, width: int) -> list[Generator]:
     """All of gl(width); under a LayerNorm the rotations that keep the vector of ones."""
-    identity = _identity(width, dtype)
     if not architecture.layer_norm:
-        return [np.outer(identity[i], identity[j]) for i in range(width) for j in range(width)]
-    centred = [identity[i] - identity[-1] for i in range(width - 1)]
-    return [
-        np.outer(a, b) - np.outer(b, a) for i, a in enumerate(centred) for b in centred[i + 1 :]
-    ]
+        return [((i, j, 1),) for i in range(width) for j in range(width)]
+    rotations: list[Generator] = []
+    last = width - 1
+    for i in range(last):
+        for j in range(i + 1, last):
+            # a b^T - b a^T with a = e_i - e_last, b = e_j - e_last.
+            cycle = ((i, j), (j, last), (last, i))
+            rotations.append(
+                (*((x, y, 1) for x, y in cycle), *((y, x, -1) for x, y in cycle)),
+            )
+    return rotations
 
 
 def _interface(
-    parameters: Mapping[str, NDArray[Any]], layer: int, generator: NDArray[Any]
+    parameters: Mapping[str, NDArray[Any]], layer: int, generator: Generator
 ) -> dict[str, NDArray[Any]]:
     """``dV_i = G V_i`` and what undoes it in layer ``i + 1``."""
     after = layer + 1
-    return {
-        f"V{layer}": generator @ parameters[f"V{layer}"],
-        f"V{after}": -(parameters[f"V{after}"] @ generator),
-        f"Q{after}": -(generator.T @ parameters[f"Q{after}"]),
-        f"K{after}": -(generator.T @ parameters[f"K{after}"]),
-    }
+    names = (f"V{layer}", f"V{after}", f"Q{after}", f"K{after}")
+    parts = {name: _zeros(parameters[name].shape, parameters[name].dtype) for name in names}
+    for i, j, value in generator:
+        parts[names[0]][:, i, :] += value * parameters[names[0]][:, j, :]
+        parts[names[1]][:, :, j] -= value * parameters[names[1]][:, :, i]
+        for name in names[2:]:
+            parts[name][:, j, :] -= value * parameters[name][:, i, :]
+    return parts
 
 
 def unreached_bases(

@@ -1,0 +1,77 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flint")
+
+from fiberscope.cli.main import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main(["spectrum", "deep-attention", *arguments])
+    captured = capsys.readouterr()
+    return int(stopped.value.code or 0), captured.out, captured.err
+
+
+SMALL = ["--depth", "2", "--width", "2", "--rank", "1"]
+
+
+def test_json_keys_and_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *SMALL, "--t", "0.02,0.01", "--noise", "0.01", "--json")
+    answer = json.loads(out)
+    assert code == 0 and "spectrum at t = 0.02" in err
+    assert answer["schema"] == "fiberscope/spectrum/1"
+    assert answer["kernel_dimension"] == 4 + 2
+    assert [(b["order"], b["multiplicity"]) for b in answer["bands"]] == [(0, 4), (1, 3), (5, 3)]
+    assert all(abs(s - b["order"]) < 0.2 for b in answer["bands"] for s in b["slopes"])
+    values = answer["singular_values"]["0.01"]
+    assert len(values) == 10 and all(isinstance(value, str) for value in values)
+    eigenvalue = float(answer["fisher_information"]["eigenvalues"]["0.01"][-1])
+    assert np.isclose(eigenvalue, (float(values[-1]) / 0.01) ** 2)
+    assert set(answer["float64_rank_at_1e-10"]) == {"0.02", "0.01"}
+
+
+def test_exact_orders(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *SMALL, "--normalizer", "cosh", "--exact-orders", "--json")
+    answer = json.loads(out)
+    assert (code, answer["orders_from"], answer["kernel_dimension"]) == (0, "exact orders", 6)
+    assert [(b["order"], b["multiplicity"]) for b in answer["bands"]] == [(0, 4), (3, 3), (11, 3)]
+
+
+def test_files_plot_and_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rng = np.random.default_rng(0)
+    names = ("U1", "W1", "U2", "W2")
+    np.savez(tmp_path / "path.npz", **{name: rng.standard_normal((2, 1)) for name in names})
+    np.savez(tmp_path / "bank.npz", X=rng.standard_normal((4, 3, 2)))
+    figure = tmp_path / "figure.svg"
+    files = ["--path", str(tmp_path / "path.npz"), "--bank", str(tmp_path / "bank.npz")]
+    code, out, err = run(capsys, *SMALL, *files, "--t", "0.1,0.05", "--plot", str(figure))
+    assert code == 0 and figure.read_text().startswith("<?xml")
+    assert "4 inputs do not separate" in err and "smallest generic bank has 5 inputs" in err
+    assert max(map(len, out.splitlines())) <= 100
+    code, _, err = run(capsys, *SMALL, *files, "--t", "0.1", "--plot", str(figure))
+    assert code == 3 and "exists" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--t", "0"], "at t = 0"),
+        (["--t", "x"], "decimal numbers"),
+        (["--t", "0.1,-0.1"], "lists a point twice"),
+        ([], "give --t"),
+        (["--t", "0.1", "--inputs", "1"], "more zeros than the known symmetries explain"),
+        (["--t", "0.1", "--inputs", "0"], "--inputs must be positive"),
+        (["--t", "0.1", "--noise", "0"], "--noise must be positive"),
+        (["--t", "0.1", "--bank", "missing.npz"], "there is no such file"),
+        (["--exact-orders", "--plot", "x.png"], "a plot needs points"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    code, out, err = run(capsys, *SMALL, *arguments)
+    assert (code, out) == (3, "")
+    assert sentence in err
