@@ -117,7 +117,6 @@ def _variants() -> Iterator[tuple[str, Config, Config]]:
         yield name, OPT, {}
     yield "OPTForCausalLM", OPT, {"tie_word_embeddings": False, "activation_function": "gelu"}
     yield "OPTForCausalLM", OPT, {"enable_bias": False}
-    yield "OPTModel", OPT, {"layer_norm_elementwise_affine": False}
 
     for name in ("GPTNeoXForCausalLM", "GPTNeoXModel"):
         yield name, NEOX, {}

@@ -23,12 +23,10 @@ class TensorBook:
         """Enter a tensor only when it is present."""
         return self.tensor(name, *shape) if present else None
 
-    def layer_norm(
-        self, label: str, prefix: str, width: int, epsilon: float, *, affine: bool = True
-    ) -> Norm:
+    def layer_norm(self, label: str, prefix: str, width: int, epsilon: float) -> Norm:
         """LayerNorm with ``.weight`` and ``.bias``."""
-        gain = self.optional(affine, f"{prefix}.weight", width)
-        bias = self.optional(affine, f"{prefix}.bias", width)
+        gain = self.tensor(f"{prefix}.weight", width)
+        bias = self.tensor(f"{prefix}.bias", width)
         return Norm(label, NormKind.LAYER, gain, bias, epsilon)
 
     def rms_norm(

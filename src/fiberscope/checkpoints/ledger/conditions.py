@@ -27,7 +27,7 @@ def conditions(wiring: Wiring) -> tuple[Condition, ...]:
     if wiring.architecture.tokens is not None:
         found += _vocabulary(wiring, wiring.architecture.tokens)
     else:
-        found.append(_patches(wiring))
+        found += _patches(wiring)
     found += _frequencies(wiring)
     found += [Condition(statement, True) for statement in wiring.architecture.assumptions]
     return tuple(found)
@@ -106,15 +106,26 @@ def _vocabulary(wiring: Wiring, tokens: int) -> list[Condition]:
     return found
 
 
-def _patches(wiring: Wiring) -> Condition:
+def _patches(wiring: Wiring) -> list[Condition]:
     size = wiring.architecture.input_dimension or 0
     positions = wiring.architecture.longest_input or 0
     width = max(segment.width for segment in wiring.segments)
-    return Condition(
+    spans = Condition(
         f"entries of a patch ({size:,}) and positions ({positions:,}) together at least the "
         f"width ({width:,}), so that the embedding spans the stream",
         size + positions >= width,
     )
+    if wiring.head is None:
+        return [spans]
+    layers = len({attention.layer for attention in wiring.attentions})
+    return [
+        spans,
+        Condition(
+            f"at least two layers ({layers}): the head reads the class token alone, whose query "
+            "in the first layer is one fixed vector",
+            layers > 1,
+        ),
+    ]
 
 
 def _frequencies(wiring: Wiring) -> list[Condition]:

@@ -186,13 +186,11 @@ def _rows_move_together(wiring: Wiring, head: Head, point: Point) -> bool:
     """Whether all rows of a tied table can move along 1/gain at once without being noticed.
 
     The logits then move by one constant, which a bias takes; the embedding moves too, which
-    another table takes, or nobody sees when the gains are all equal to one.
+    another table takes.
     """
     if not point.blind or (head.output_bias is None and point.norm.bias is not None):
         return False
     tied = [s for s in wiring.segments if any(w.tied for w in s.writers)]
-    if point.norm.gain is None and all(segment.blind for segment in tied):
-        return True
     return any(
         len(tables) > 1 and any(t.tensor == head.output.tensor for t in tables)
         for segment in tied

@@ -70,7 +70,7 @@ ARCHITECTURES: Mapping[str, ConfigNames] = {
         position_offset=2,
     ),
     "distilbert": ConfigNames(
-        ("DistilBertModel", "DistilBertForMaskedLM"),
+        ("DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification"),
         "dim",
         "n_heads",
         "n_layers",

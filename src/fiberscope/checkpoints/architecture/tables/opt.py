@@ -41,7 +41,8 @@ def opt(name: str, config: ConfigReader) -> Architecture:
     positions = config.integer("max_position_embeddings", 2048)
     activation = config.activation("activation_function", "relu")
     bias = config.flag("enable_bias", True)
-    affine = config.flag("layer_norm_elementwise_affine", True)
+    # Without gains a tied model's stream turns freely; no published model is known to do so.
+    config.only("layer_norm_elementwise_affine", True)
     # The 350-million model normalises after its sublayers and projects its embeddings.
     config.only("do_layer_norm_before", True)
     config.only("word_embed_proj_dim", None, d)
@@ -56,7 +57,7 @@ def opt(name: str, config: ConfigReader) -> Architecture:
     position = stored.slice(0, OFFSET, positions + OFFSET)
 
     def norm(label: str, at: str) -> Norm:
-        return book.layer_norm(label, f"{prefix}{at}", d, EPSILON, affine=affine)
+        return book.layer_norm(label, f"{prefix}{at}", d, EPSILON)
 
     final = norm("final norm", "final_layer_norm")
     steps = []

@@ -74,7 +74,7 @@ def _tied_directions(wiring: Wiring) -> Iterator[Item]:
     """Input directions behind the last LayerNorm that a tied table keeps.
 
     Its rows are embeddings too, so they cannot move one by one. All at once they can, where a bias
-    takes the constant of the logits and another table (or nobody) the constant of the embedding;
+    takes the constant of the logits and another table the constant of the embedding;
     under probabilities that is an unembedding shift already. Rows no input looks up are free.
     """
     head = wiring.head
@@ -85,10 +85,8 @@ def _tied_directions(wiring: Wiring) -> Iterator[Item]:
     if not point.blind or (bias is None and point.norm.bias is not None):
         return
     into = _absorbing_table(wiring, head.output.tensor)
-    unseen = point.norm.gain is None and _written_blindly(wiring, head.output.tensor)
-    if wiring.observable is Observable.LOGITS and (into is not None or unseen):
-        views = None if unseen else into
-        yield _moving_rows(point, head.output, bias, slice(None), views, head.label)
+    if wiring.observable is Observable.LOGITS and into is not None:
+        yield _moving_rows(point, head.output, bias, slice(None), into, head.label)
     for view in wiring.output_only:
         row = _first_row(view)
         rows = slice(row, row + view.shape[0])
