@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import io
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fiberscope.cli.polynomial_options import build_architecture, new_file, polynomial_options
+from fiberscope.cli.output import check_new_file, console, print_json, progress, write_file
+from fiberscope.cli.polynomial_options import build_architecture, polynomial_options
 from fiberscope.errors import InputError
 from fiberscope.families.polynomial.batch import dimensions, parse_widths, read_table, write_table
 from fiberscope.families.polynomial.dimension import (
@@ -24,6 +24,7 @@ from fiberscope.families.polynomial.dimension import (
 @polynomial_options
 @click.option("--file", "table", type=click.Path(path_type=Path), help="CSV of architectures.")
 @click.option("--out", type=click.Path(path_type=Path), help="With --file: CSV to write.")
+@click.option("--overwrite", is_flag=True, help="Replace the CSV that --out names.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes for --file [default: cores].")
 @click.option("--trials", type=click.IntRange(min=1), default=DEFAULT_TRIALS, show_default=True)
 @click.option("--primes", help="Use these primes instead of random ones.")
@@ -37,6 +38,7 @@ def command(
     bias: bool,
     table: Path | None,
     out: Path | None,
+    overwrite: bool,
     jobs: int | None,
     trials: int,
     primes: str | None,
@@ -54,7 +56,7 @@ def command(
     if table is not None:
         if widths is not None or as_json or primes is not None:
             raise InputError("--file goes with --out, --jobs, --trials and --seed only")
-        _many(table, out, jobs, trials, seed)
+        _many(table, out, overwrite, jobs, trials, seed)
         return
     if out is not None or jobs is not None:
         raise InputError("--out and --jobs go with --file")
@@ -63,36 +65,39 @@ def command(
     found = dimension(architecture, seed, trials=trials, primes=given)
     if as_json:
         head = {"schema": "fiberscope/dimension/1", "family": "polynomial"}
-        click.echo(json.dumps({**head, **found.to_dict()}))
+        print_json({**head, **found.to_dict()})
     else:
         _show(found)
 
 
-def _many(table: Path, out: Path | None, jobs: int | None, trials: int, seed: int) -> None:
+def _many(
+    table: Path, out: Path | None, overwrite: bool, jobs: int | None, trials: int, seed: int
+) -> None:
     rows = read_table(table)
+    if out is not None:
+        check_new_file(out, overwrite)
+    text = io.StringIO()
+    with progress() as tick:
 
-    def progress(done: int) -> None:
-        if sys.stderr.isatty() or done == len(rows) or done % 500 == 0:
-            click.echo(
-                f"\r{done} of {len(rows)} architectures", err=True, nl=not sys.stderr.isatty()
-            )
+        def report(done: int) -> None:
+            if tick is not None:
+                tick(done, len(rows), "architectures")
 
-    found = dimensions(
-        [row.architecture for row in rows], seed, trials=trials, jobs=jobs, progress=progress
-    )
+        found = dimensions(
+            [row.architecture for row in rows], seed, trials=trials, jobs=jobs, progress=report
+        )
+        proved = write_table(rows, found, text)
     if out is None:
-        proved = write_table(rows, found, sys.stdout)
+        click.echo(text.getvalue(), nl=False)
     else:
-        with new_file(out) as stream:
-            proved = write_table(rows, found, stream)
+        write_file(out, text.getvalue(), overwrite)
     click.echo(f"{proved} of {len(rows)} dimensions are proved", err=True)
 
 
 def _show(found: PolynomialDimension) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=100)
+    screen = console()
     table = Table(title=f"Polynomial network {found.architecture}", show_header=False)
     facts: list[tuple[str, Any]] = [
         ("parameters", found.parameters),
@@ -108,10 +113,10 @@ def _show(found: PolynomialDimension) -> None:
         facts.insert(5, ("error probability at most", f"{found.error_probability:.1e}"))
     for name, value in facts:
         table.add_row(name, str(value))
-    console.print(table)
+    screen.print(table)
     table = Table(title="Identifiability", show_header=False)
     for notion, answer in found.notions.items():
         word = {True: "yes", False: "no", None: "not covered"}[answer.answer]
         reason = f"{answer.by} ({answer.source})" if answer.answer is not None else ""
         table.add_row(notion.value, word, reason)
-    console.print(table)
+    screen.print(table)

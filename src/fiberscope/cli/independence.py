@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from fiberscope.cli.output import console, print_json
 from fiberscope.families.polynomial.activation import parse_polynomial
 from fiberscope.families.polynomial.independence import IndependenceResult, independence
 
@@ -29,13 +28,12 @@ def command(activation: str, compose: str, field: str, seed: int, as_json: bool)
         seed,
     )
     if as_json:
-        click.echo(json.dumps({"schema": "fiberscope/independence/1", **found.to_dict()}))
+        print_json({"schema": "fiberscope/independence/1", **found.to_dict()})
     else:
         _show(found)
 
 
 def _show(found: IndependenceResult) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"Compositions with {found.activation}", show_header=False)
@@ -55,4 +53,4 @@ def _show(found: IndependenceResult) -> None:
     )
     table.add_row("this activation", found.this_activation)
     table.add_row("explicit good activations", "\n".join(found.good_activations))
-    Console(width=100).print(table)
+    console().print(table)

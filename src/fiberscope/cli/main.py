@@ -43,6 +43,23 @@ COMMANDS: Table = {
             ),
         },
     ),
+    "canonicalize": (
+        "fiberscope.cli.canonicalize:command",
+        "Canonical representative of weights.",
+    ),
+    "compare": (
+        "fiberscope.cli.compare:command",
+        "Whether two sets of weights compute the same function.",
+    ),
+    "fiber": (
+        "All parameters with the same observation.",
+        {
+            "polynomial": (
+                "fiberscope.cli.fiber_polynomial:command",
+                "Superfluous neurons, symmetries and identifiability of weights.",
+            ),
+        },
+    ),
 }
 """Verb -> (``module:command``, one line of help), or (help, subcommands) for a group."""
 
@@ -89,6 +106,14 @@ def cli() -> None:
     """
 
 
+def _one_line(error: click.ClickException) -> str:
+    """A usage error as one sentence that names the command whose help would explain it."""
+    message = " ".join(error.format_message().split())
+    message = message[:1].lower() + message[1:].rstrip(".")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"{message}; see {context.command_path} --help" if context else message
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; known errors become one sentence on stderr and exit code 3."""
     try:
@@ -96,8 +121,11 @@ def main(arguments: list[str] | None = None) -> None:
     except click.exceptions.Abort:
         click.echo("fiberscope: interrupted", err=True)
         sys.exit(130)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show(file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+    except click.ClickException as error:
+        click.echo(f"fiberscope: {_one_line(error)}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except InputError as error:
         click.echo(f"fiberscope: {error}", err=True)

@@ -1,13 +1,9 @@
-"""What the commands on polynomial networks share: options, output files, progress."""
+"""Options that describe a polynomial network, shared by its commands."""
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -56,27 +52,3 @@ def build_architecture(
     return Architecture.build(
         parse_widths(widths, "--widths"), several, activation=activation, bias=bias
     )
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[TextIO]:
-    """Write a text file that must not exist yet: beside its place, then moved into it.
-
-    Raises
-    ------
-    InputError
-        If the file exists or its folder cannot be written.
-    """
-    if path.exists():
-        raise InputError(f"{path} exists: choose another name, or remove it first")
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent or None, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
-            yield stream
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

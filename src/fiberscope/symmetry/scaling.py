@@ -76,7 +76,7 @@ class Scaling(Symmetry):
 
     def inverse(self, element: Element) -> Element:
         """Reciprocals of the factors."""
-        return 1.0 / element
+        return 1 / element
 
     def along(self, generator: int, step: complex) -> NDArray[np.complex128]:
         """One factor ``1 + step``."""

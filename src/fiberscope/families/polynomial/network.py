@@ -15,9 +15,9 @@ from fiberscope.families.polynomial.architecture import ActivationKind, Architec
 from fiberscope.families.polynomial.bounds import upper_bound
 from fiberscope.families.polynomial.jacobian_rank import rank_modulo
 from fiberscope.families.polynomial.moves import QuadricRotation, ShiftedPowerScaling
-from fiberscope.family import Design, Family
+from fiberscope.family import Comparison, Design, Family, HasCanonicalForm, HasComparison
 from fiberscope.numbers import FLOAT64, Array, NumberSystem
-from fiberscope.parameters import ParameterSpace, View
+from fiberscope.parameters import Parameters, ParameterSpace, View
 from fiberscope.symmetry import Permutation, ScaledSlot, Scaling, SignFlip, Slot, Symmetry
 
 COEFFICIENT_STEPS = 16
@@ -31,7 +31,7 @@ class PointDesign(Design):
     inputs: NDArray[np.float64]
 
 
-class PolynomialNetwork(Family):
+class PolynomialNetwork(Family, HasCanonicalForm, HasComparison):
     """``theta -> (f_theta(x_1), ..., f_theta(x_n))``, inputs slowest.
 
     Parameters ``W1, ..., WL`` of shapes ``(d_l, d_(l-1))`` and, with biases, ``b1, ..., bL``.
@@ -56,7 +56,7 @@ class PolynomialNetwork(Family):
     def complete(self) -> bool:  # type: ignore[override]
         """True where a certified rank proves that the symmetries explain all of the nullity."""
         moves = self.architecture.symmetry_dimension
-        if self._rotates:
+        if self.rotates:
             before, last = self.architecture.widths[-3:-1]
             turned = min(last, before + self.architecture.bias)
             moves += last * (last - 1) // 2 - (last - turned) * (last - turned - 1) // 2
@@ -70,7 +70,7 @@ class PolynomialNetwork(Family):
         return trial.rank == self.space.size - moves
 
     @property
-    def _rotates(self) -> bool:
+    def rotates(self) -> bool:
         """True when the last hidden layer is seen only through a quadratic form."""
         return (
             self.architecture.layers >= 2
@@ -133,6 +133,27 @@ class PolynomialNetwork(Family):
                 stream = evaluate(self.activations[layer - 1], stream, system)
         return stream
 
+    def canonical(self, parameters: Parameters, design: Design) -> dict[str, NDArray[np.float64]]:
+        """Canonical form in the shapes of the family (exact weights stay exact)."""
+        from fiberscope.families.polynomial.canonical import canonical_form
+
+        return canonical_form(self, parameters).parameters
+
+    def compare(self, first: Parameters, second: Parameters, design: Design) -> Comparison:
+        """Compare the functions, then the weights (over all inputs, not the design's)."""
+        from fiberscope.families.polynomial.comparison import compare_networks
+        from fiberscope.families.polynomial.weights import WeightedNetwork
+
+        one, two = (
+            WeightedNetwork(
+                self,
+                {name: np.asarray(value) for name, value in point.items()},
+                np.asarray(point["W1"]).dtype == object,
+            )
+            for point in (first, second)
+        )
+        return compare_networks(one, two)
+
     def symmetries(self, design: Design | None = None) -> Sequence[Symmetry]:
         """Permutations and, by activation, rescalings, sign flips and last-layer rotations."""
         moves: list[Symmetry] = []
@@ -170,7 +191,7 @@ class PolynomialNetwork(Family):
             elif sigma.parity:
                 flips = scaled if sigma.parity > 0 else [*scaled, ScaledSlot(columns, 1)]
                 moves.append(SignFlip(f"neuron signs of layer {layer}", size, flips))
-        if self._rotates:
+        if self.rotates:
             last = self.architecture.layers
             moves.append(
                 QuadricRotation(

@@ -1,0 +1,109 @@
+"""`canonicalize` and `compare` for weight files of polynomial networks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fiberscope.analysis.canonical import canonical
+from fiberscope.errors import InputError
+from fiberscope.families.polynomial.canonical import canonical_form
+from fiberscope.families.polynomial.comparison import PolynomialComparison, compare_networks
+from fiberscope.families.polynomial.rationals import RATIONALS
+from fiberscope.families.polynomial.weights import (
+    FAMILY,
+    WeightedNetwork,
+    read_weights,
+    weights_to_json,
+)
+from fiberscope.numbers import FLOAT64
+from fiberscope.verdict import to_plain
+
+WORST_DEVIATION = 1e-6
+"""A canonical form that changes the function by more than this is not handed out."""
+
+
+def is_polynomial_file(path: Path) -> bool:
+    """Tell whether a file is a weight file of this family, by its content.
+
+    An npz file with an array ``W1``, or a JSON object with ``"weights"`` that names this family or
+    none.
+    """
+    if path.suffix == ".npz":
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                return "W1" in archive.files
+        except Exception:  # whatever is wrong with it, it is no weight file
+            return False
+    if path.suffix != ".json":
+        return False
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and "weights" in data and data.get("family", FAMILY) == FAMILY
+
+
+def canonicalize_file(path: Path, exact: bool, seed: int) -> tuple[dict[str, Any], str]:
+    """Report of the canonical form of a weight file, and the form as JSON text.
+
+    Raises
+    ------
+    InputError
+        If the file is bad, or in float64 the form would change the function.
+    """
+    network = read_weights(path, exact=exact)
+    family = network.family
+    system = RATIONALS if network.exact else FLOAT64
+    design = family.design(8, np.random.default_rng(seed))
+    result = canonical(family, network.parameters, design, system)
+    if result.deviation > WORST_DEVIATION:
+        raise InputError(
+            f"{path}: the canonical form changes the function by {result.deviation:.1e}, so "
+            "rounding is too strong here; give rational weights"
+        )
+    form = canonical_form(family, network.parameters)
+    weights = weights_to_json(family.architecture, family.activations, result.parameters)
+    report = {
+        "architecture": str(family.architecture),
+        "exact": network.exact,
+        "deviation": result.deviation,
+        "moved": result.moved,
+        "widths": list(form.widths),
+        "inactive": form.inactive,
+        "redundant": form.redundant,
+        "collinear": form.collinear,
+        "last_layer_decomposed": form.rotated,
+        "ties": list(form.ties),
+        "complete": False,
+        "complete_means": "points of one orbit have one form; points of one fiber need not",
+        "weights": weights,
+    }
+    return report, json.dumps(weights, indent=1) + "\n"
+
+
+def compare_files(
+    first: Path, second: Path, exact: bool, seed: int
+) -> tuple[PolynomialComparison, dict[str, Any]]:
+    """Compare two weight files; the report holds the witness as plain data."""
+    networks: list[WeightedNetwork] = [read_weights(path, exact=exact) for path in (first, second)]
+    found = compare_networks(networks[0], networks[1], seed)
+    report = {
+        "architectures": [str(network.architecture) for network in networks],
+        "exact": all(network.exact for network in networks),
+        "outcome": found.outcome.name,
+        "reason": found.reason,
+        "relation": found.relation.name,
+        "certainty": found.certainty,
+        "witness": [
+            {"symmetry": symmetry.name, "element": to_plain(element)}
+            for symmetry, element in found.witness
+        ],
+        "point": to_plain(found.point),
+        "first_value": to_plain(found.first_value),
+        "second_value": to_plain(found.second_value),
+    }
+    return found, report

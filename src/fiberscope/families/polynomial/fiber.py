@@ -1,0 +1,318 @@
+"""The fiber through given weights: superfluous neurons, symmetries, identifiability, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.families.polynomial.architecture import ActivationKind
+from fiberscope.families.polynomial.canonical import TOLERANCE
+from fiberscope.families.polynomial.network import PolynomialNetwork, evaluate
+from fiberscope.families.polynomial.rationals import RATIONALS
+from fiberscope.families.polynomial.theorems import KOHN, USEVICH, Notion, answers
+from fiberscope.families.polynomial.weights import WeightedNetwork
+from fiberscope.numbers import DualNumbers, PrimeField
+from fiberscope.numbers.prime_field import rank as rank_modulo_prime
+from fiberscope.symmetry import Kind, Scaling, SignFlip
+from fiberscope.verdict import to_plain
+
+MOST_SUBSETS = 20_000
+"""Kruskal ranks are searched over at most this many subsets of rows."""
+
+
+@dataclass(frozen=True)
+class Neuron:
+    """A neuron that makes the fiber larger than generic.
+
+    ``kind`` is ``inactive`` (zero row or zero outgoing column), ``redundant`` (same row as
+    ``like``) or ``collinear`` (row is ``factor`` times that of ``like``).
+    """
+
+    layer: int
+    index: int
+    kind: str
+    like: int | None = None
+    factor: Any = None
+
+
+@dataclass(frozen=True)
+class Acting:
+    """A symmetry group at this point: generators, and rank of its tangents here."""
+
+    name: str
+    kind: Kind
+    generators: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class FiberReport:
+    """What is known of all networks with the function of the given one.
+
+    Attributes
+    ----------
+    neurons
+        Inactive, redundant and collinear neurons.
+    dependent_features
+        Hidden layers whose features are linearly dependent as functions.
+    symmetries
+        Known groups and their dimension at this point; ``orbit`` is that of their union.
+    jacobian_rank
+        Rank of the Jacobian at these weights (exact weights: modulo a random prime, a certified
+        lower bound; float64: singular values).
+    local_freedom
+        Parameters minus Jacobian rank minus orbit: zero proves that near these weights the fiber
+        is the orbit.
+    identifiable
+        True, False, or None when no theorem covers these weights; ``why`` and ``source`` say.
+    tolerance
+        What counts as zero or equal in float64, as a share of the largest entry; 0 when exact.
+    """
+
+    architecture: str
+    exact: bool
+    tolerance: float
+    neurons: tuple[Neuron, ...]
+    dependent_features: tuple[int, ...]
+    symmetries: tuple[Acting, ...]
+    parameters: int
+    orbit: int
+    jacobian_rank: int
+    local_freedom: int
+    identifiable: bool | None
+    why: str
+    source: str
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        plain = to_plain(self)
+        plain["identifiable"] = {True: "yes", False: "no", None: "not covered"}[self.identifiable]
+        return plain
+
+
+def fiber(network: WeightedNetwork, seed: int = 0) -> FiberReport:
+    """Analyse the fiber through the weights of a network."""
+    family, rng = network.family, np.random.default_rng(seed)
+    neurons = tuple(superfluous_neurons(network))
+    dependent = tuple(dependent_layers(network, rng))
+    floats = {name: array.astype(np.float64) for name, array in network.parameters.items()}
+    acting, rows = [], np.zeros((0, family.space.size))
+    for symmetry in family.symmetries():
+        own = (
+            symmetry.tangents(floats, family.space)
+            if symmetry.generators
+            else np.zeros((0, family.space.size))
+        )
+        acting.append(Acting(symmetry.name, symmetry.kind, symmetry.generators, _rank(own)))
+        rows = np.concatenate([rows, own])
+    orbit = _rank(rows)
+    jacobian = _jacobian_rank(network, rng)
+    answer, why, source = _identifiable(network, neurons, dependent)
+    local = family.space.size - jacobian - orbit
+    notes = []
+    if any(isinstance(s, Scaling) and not isinstance(s, SignFlip) for s in family.symmetries()):
+        notes.append("rescalings by any non-zero real factors, negative ones included")
+    if answer is None and local == 0:
+        notes.append("near these weights the fiber is the orbit of the symmetries")
+    if not network.exact:
+        notes.append("decided in float64: exact weights give exact answers")
+    return FiberReport(
+        str(family.architecture),
+        network.exact,
+        0.0 if network.exact else TOLERANCE,
+        neurons,
+        dependent,
+        tuple(acting),
+        family.space.size,
+        orbit,
+        jacobian,
+        local,
+        answer,
+        why,
+        source,
+        tuple(notes),
+    )
+
+
+def superfluous_neurons(network: WeightedNetwork) -> list[Neuron]:
+    """Inactive, redundant and collinear neurons of every hidden layer."""
+    found = []
+    for layer in range(1, network.architecture.layers):
+        rows, outgoing = _incoming(network, layer), network.parameters[f"W{layer + 1}"]
+        scale, out_scale = _largest(rows), _largest(outgoing)
+        alive = []
+        for index, row in enumerate(rows):
+            weights = row[:-1] if network.architecture.bias else row
+            # Without biases a constant neuron does the work of one, unless it is zero.
+            folds = (
+                network.architecture.bias or network.family.activations[layer - 1].through_origin
+            )
+            unfed = bool(folds) and _zero(weights, scale, network.exact)
+            if unfed or _zero(outgoing[:, index], out_scale, network.exact):
+                found.append(Neuron(layer, index, "inactive"))
+            else:
+                alive.append(index)
+        for position, index in enumerate(alive):
+            for like in alive[:position]:
+                factor = _factor(rows[index], rows[like], network.exact)
+                if factor is not None:
+                    same = factor == 1 or (not network.exact and abs(factor - 1) <= TOLERANCE)
+                    kind = "redundant" if same else "collinear"
+                    found.append(Neuron(layer, index, kind, like, factor))
+                    break
+    return found
+
+
+def _incoming(network: WeightedNetwork, layer: int) -> NDArray[Any]:
+    rows = network.parameters[f"W{layer}"]
+    if network.architecture.bias:
+        return np.concatenate([rows, network.parameters[f"b{layer}"][:, None]], axis=1)
+    return rows
+
+
+def _largest(array: NDArray[Any]) -> float:
+    return max((abs(float(entry)) for entry in array.reshape(-1)), default=0.0)
+
+
+def _zero(array: NDArray[Any], scale: float, exact: bool) -> bool:
+    if exact:
+        return all(entry == 0 for entry in array.reshape(-1))
+    return bool(np.abs(array).max(initial=0.0) <= TOLERANCE * scale)
+
+
+def _factor(row: NDArray[Any], like: NDArray[Any], exact: bool) -> Any:
+    """Return ``c`` with ``row = c like``, or None."""
+    pivot = int(np.argmax([abs(float(entry)) for entry in like]))
+    factor = row[pivot] / like[pivot]
+    return factor if _zero(row - factor * like, _largest(row), exact) else None
+
+
+def dependent_layers(network: WeightedNetwork, rng: np.random.Generator) -> list[int]:
+    """Hidden layers whose features are linearly dependent functions.
+
+    With biases the constant function counts as a feature. Exact weights: two random primes, so
+    that a wrong answer has a probability of about (degree / 2^30)^2.
+    """
+    return [
+        layer
+        for layer in range(1, network.architecture.layers)
+        if _feature_rank(network, layer, rng)
+        < network.architecture.widths[layer] + network.architecture.bias
+    ]
+
+
+def _feature_rank(network: WeightedNetwork, layer: int, rng: np.random.Generator) -> int:
+    """Rank of the features of a layer (and the constant one, with biases) as functions."""
+    width, inputs = network.architecture.widths[layer], network.architecture.widths[0]
+    cut = PolynomialNetwork(network.architecture.part(0, layer))
+    sigma = network.family.activations[layer - 1]
+    one = 1 if network.architecture.bias else 0
+    if not network.exact:
+        points = rng.standard_normal((4 * width + 4, inputs))
+        values = evaluate(sigma, cut.values(network.parameters, points))
+        return _rank(np.concatenate([values, np.ones((len(points), one))], axis=1).T)
+    ranks = []
+    for _ in range(2):
+        field = PrimeField.random(rng)
+        drawn = field.random_array((width + 3, inputs), rng)
+        given = {name: field.array(network.parameters[name]) for name in cut.space.shapes}
+        features = evaluate(sigma, cut.values(given, drawn, field), field).values
+        ones = np.ones((len(features), one), dtype=np.int64)
+        ranks.append(rank_modulo_prime(np.concatenate([features, ones], axis=1), field.prime))
+    return max(ranks)
+
+
+def _rank(rows: NDArray[np.float64]) -> int:
+    """Numerical rank, rows brought to length one first."""
+    lengths = np.linalg.norm(rows, axis=1)
+    kept = rows[lengths > 0] / lengths[lengths > 0, None]
+    if not len(kept):
+        return 0
+    sigma = np.linalg.svd(kept, compute_uv=False)
+    return int(np.sum(sigma > 1e-9 * sigma[0]))
+
+
+def _jacobian_rank(network: WeightedNetwork, rng: np.random.Generator) -> int:
+    family = network.family
+    points = family.sufficient_size + 1
+    if not network.exact:
+        return _rank(family.jacobian(network.parameters, family.design(points, rng)))
+    field = PrimeField.random(rng)
+    duals = DualNumbers(field)
+    flat = duals.variables(field.array(family.space.vector(network.parameters)))
+    named = {n: flat[w].reshape(family.space.shapes[n]) for n, w in family.space.slices()}
+    inputs = field.random_array((points, network.architecture.widths[0]), rng)
+    tangent = family.values(named, inputs, duals).tangent.values
+    return rank_modulo_prime(tangent.reshape(len(tangent), -1), field.prime)
+
+
+def _identifiable(
+    network: WeightedNetwork, neurons: tuple[Neuron, ...], dependent: tuple[int, ...]
+) -> tuple[bool | None, str, str]:
+    """Answer for these weights, the reason and its source."""
+    architecture = network.architecture
+    monomial = architecture.kind is ActivationKind.MONOMIAL
+    for neuron in neurons:
+        place = f"neuron {neuron.index} of layer {neuron.layer} is {neuron.kind}"
+        if neuron.kind != "collinear" or monomial:
+            return False, place, f"{USEVICH}, Prop. 33" if monomial else f"{KOHN}, subnetworks"
+    if dependent:
+        reason = f"the features of layer {dependent[0]} are linearly dependent"
+        return False, reason, f"{USEVICH}, Prop. 33" if monomial else "elementary"
+    every = answers(architecture)[Notion.EVERY]
+    if every.answer:
+        return True, f"no superfluous neuron, and {every.by}", every.source
+    if monomial and not architecture.bias and architecture.layers == 2:
+        degree, hidden = architecture.degrees[0], architecture.widths[1]
+        first = kruskal_rank(network.parameters["W1"], network.exact)
+        second = kruskal_rank(network.parameters["W2"].T, network.exact)
+        if first >= 2 and second >= 1 and degree * (first - 1) >= 2 * hidden - second:
+            reason = (
+                f"{degree} >= (2 * {hidden} - {second}) / ({first} - 1) with the Kruskal ranks of "
+                "the rows and of the outgoing columns"
+            )
+            return True, reason, f"{USEVICH}, Prop. 35"
+    return None, "no theorem covers these weights", ""
+
+
+def kruskal_rank(rows: NDArray[Any], exact: bool) -> int:
+    """Largest ``k`` such that every ``k`` rows are independent (a lower bound for many rows)."""
+    count = len(rows)
+    for size in range(1, min(rows.shape) + 1):
+        subsets = list(_first(combinations(range(count), size)))
+        if len(subsets) > MOST_SUBSETS:
+            return size - 1
+        for chosen in subsets:
+            part = rows[list(chosen)]
+            independent = _exact_rank(part) if exact else _rank(part)
+            if independent < size:
+                return size - 1
+    return min(rows.shape)
+
+
+def _first(subsets: Any) -> Any:
+    for number, subset in enumerate(subsets):
+        if number > MOST_SUBSETS:
+            return
+        yield subset
+
+
+def _exact_rank(rows: NDArray[Any]) -> int:
+    """Rank of a few rational rows, by elimination."""
+    work = RATIONALS.array(rows).copy()
+    rank = 0
+    for column in range(work.shape[1]):
+        pivot = next((row for row in range(rank, len(work)) if work[row, column] != 0), None)
+        if pivot is None:
+            continue
+        work[[rank, pivot]] = work[[pivot, rank]]
+        for row in range(rank + 1, len(work)):
+            if work[row, column] != 0:
+                work[row] = work[row] - work[row, column] / work[rank, column] * work[rank]
+        rank += 1
+    return rank
