@@ -117,6 +117,13 @@ def test_observing_leaves_the_twin_as_it_was():
     assert np.array_equal(twin.observe(twin.parameters), before)
 
 
+def test_relu_neurons_switch_and_norms_stay_finite():
+    # With ReLU in the head as well, a norm may read a vector of zeros: no limit at epsilon 0.
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_act": "relu"}
+    twin = build_twin(toy_config(config, layers=1), "logits", 5, epsilon=0.0)
+    assert np.isfinite(twin.jacobian()[0]).all()
+
+
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
 
 

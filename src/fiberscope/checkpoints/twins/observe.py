@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fiberscope.checkpoints.twins.precision import float64_evaluation
 from fiberscope.errors import InputError
 
 OBSERVABLES = ("logits", "probabilities", "hidden")
+# A ReLU neuron must be on for a share of the tokens between these.
+_ON_SHARE = (0.2, 0.8)
 
 
 @cache
@@ -67,8 +66,12 @@ def _hidden(model: Any, inputs: dict[str, Any]) -> Any:
     return body(**inputs).last_hidden_state
 
 
-def relu_shares(module: Any, inputs: dict[str, Any]) -> NDArray[np.float64]:
-    """The share of tokens on which each ReLU neuron is on, over all layers; empty without ReLU."""
+def is_generic(module: Any, inputs: dict[str, Any]) -> bool:
+    """Whether the parameters avoid two accidents on these inputs.
+
+    A ReLU neuron that is on (or off) nearly everywhere has freedom of its own; and with epsilon 0 a
+    norm that reads a constant vector (all ReLU outputs zero, say) returns nothing finite.
+    """
     import torch
 
     shares: list[Any] = []
@@ -81,11 +84,10 @@ def relu_shares(module: Any, inputs: dict[str, Any]) -> NDArray[np.float64]:
         for part in module.modules()
         if type(part).__name__ in ("ReLU", "ReLUSquaredActivation")
     ]
-    if not handles:
-        return np.empty(0)
     with torch.no_grad(), float64_evaluation():
-        module(inputs)
+        outputs = module(inputs)
     for handle in handles:
         handle.remove()
-    joined: NDArray[np.float64] = torch.cat(shares).numpy()
-    return joined
+    least, most = _ON_SHARE
+    switching = all(float(on.min()) >= least and float(on.max()) <= most for on in shares)
+    return switching and bool(torch.isfinite(outputs).all())

@@ -18,7 +18,7 @@ from fiberscope.checkpoints.twins.model import (
     load_parameters,
     set_epsilon,
 )
-from fiberscope.checkpoints.twins.observe import observation_module, relu_shares
+from fiberscope.checkpoints.twins.observe import is_generic, observation_module
 from fiberscope.checkpoints.twins.precision import float64_evaluation
 from fiberscope.errors import InputError
 
@@ -235,13 +235,11 @@ def build_twin(
     for _ in range(_DRAWS):
         parameters = draw_parameters(model, parameter_stream)
         load_parameters(model, parameters)
-        # A ReLU neuron that is on (or off) nearly everywhere has freedom that is not generic.
-        shares = relu_shares(module, tensors)
-        if shares.size == 0 or (shares.min() >= 0.2 and shares.max() <= 0.8):
+        if is_generic(module, tensors):
             return Twin(raw, observable, model, parameters, bank, length)
     raise InputError(
-        f"No draw in {_DRAWS} switches every ReLU neuron of this configuration both on and off: "
-        "use fewer neurons or another seed."
+        f"No draw in {_DRAWS} gives finite outputs and switches every ReLU neuron of this "
+        "configuration both on and off: use fewer neurons, another seed, or a positive epsilon."
     )
 
 
