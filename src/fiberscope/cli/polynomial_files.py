@@ -66,7 +66,7 @@ def canonicalize_file(path: Path, exact: bool, seed: int) -> tuple[dict[str, Any
             "rounding is too strong here; give rational weights"
         )
     form = canonical_form(family, network.parameters)
-    weights = weights_to_json(family.architecture, family.activations, result.parameters)
+    weights = weights_to_json(family.architecture, result.parameters)
     report = {
         "architecture": str(family.architecture),
         "exact": network.exact,

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
-from fiberscope.families.polynomial.activation import Polynomial
-from fiberscope.families.polynomial.architecture import ActivationKind, Architecture
+from fiberscope.families.polynomial.architecture import Architecture
 from fiberscope.families.polynomial.network import PolynomialNetwork
 
 FAMILY = "polynomial"
@@ -217,9 +216,7 @@ def _assemble(
     return WeightedNetwork(PolynomialNetwork(architecture), arrays, exact, str(path))
 
 
-def weights_to_json(
-    architecture: Architecture, activations: Sequence[Polynomial], parameters: Mapping[str, Any]
-) -> dict[str, Any]:
+def weights_to_json(architecture: Architecture, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Plain data that :func:`read_weights` reads back: fractions as strings, floats as numbers."""
 
     def plain(array: Any) -> Any:
@@ -229,10 +226,7 @@ def weights_to_json(
 
     layers = range(1, architecture.layers + 1)
     data: dict[str, Any] = {"family": FAMILY, "degrees": list(architecture.degrees)}
-    if architecture.kind is ActivationKind.MONOMIAL:
-        data["activation"] = "monomial"
-    else:
-        data["activation"] = str(activations[0])
+    data["activation"] = str(architecture.named) if architecture.named else "monomial"
     data["weights"] = [plain(np.asarray(parameters[f"W{layer}"]).tolist()) for layer in layers]
     if architecture.bias:
         data["biases"] = [plain(np.asarray(parameters[f"b{layer}"]).tolist()) for layer in layers]
