@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Mapping
@@ -54,9 +55,26 @@ COMMANDS: Table = {
     "fiber": (
         "All parameters with the same observation.",
         {
+            "deep-attention": (
+                "fiberscope.cli.fiber_deep_attention:command",
+                "Complete fiber of a deep attention network.",
+            ),
             "polynomial": (
                 "fiberscope.cli.fiber_polynomial:command",
                 "Superfluous neurons, symmetries and identifiability of weights.",
+            ),
+        },
+    ),
+    "recover": (
+        "Parameters from an oracle, up to symmetry.",
+        {
+            "deep-attention": (
+                "fiberscope.cli.recover_deep_attention:command",
+                "Exact recovery of deep attention from an oracle.",
+            ),
+            "polynomial": (
+                "fiberscope.cli.recover_polynomial:command",
+                "Weights of a polynomial network from its answers.",
             ),
         },
     ),
@@ -86,6 +104,18 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; suggest the nearest name when there is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], self.table, n=1)
+            if near and "Did you mean" not in error.message:
+                error.message += f" Did you mean '{near[0]}'?"
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table, without importing any of them."""
         rows = []
@@ -109,9 +139,12 @@ def cli() -> None:
 def _one_line(error: click.ClickException) -> str:
     """A usage error as one sentence that names the command whose help would explain it."""
     message = " ".join(error.format_message().split())
-    message = message[:1].lower() + message[1:].rstrip(".")
+    sentence, _, suggestion = message.partition(" Did you mean ")
+    sentence = sentence[:1].lower() + sentence[1:].rstrip(".")
+    if suggestion:
+        sentence += f" (did you mean {suggestion})"
     context = error.ctx if isinstance(error, click.UsageError) else None
-    return f"{message}; see {context.command_path} --help" if context else message
+    return f"{sentence}; see {context.command_path} --help" if context else sentence
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 LARGEST_WIDTH = 100
 PATIENCE = 2.0
 """Seconds without a word before progress is shown."""
-_BETWEEN_LINES = 5.0
+_BETWEEN_LINES = 10.0
 
 
 def print_json(data: Mapping[str, Any]) -> None:
@@ -102,39 +103,59 @@ def progress(quiet: bool = False) -> Iterator[Callable[[int, int, str], None] | 
     """
     if quiet:
         yield None
-        return
-    if sys.stderr.isatty():
+    elif sys.stderr.isatty():
         with _bar() as tick:
             yield tick
-        return
-    start = last = time.monotonic()
+    else:
+        with _lines() as tick:
+            yield tick
 
-    def line(done: int, total: int, what: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - start > PATIENCE and now - last > (_BETWEEN_LINES if last > start else 0):
-            last = now
-            click.echo(f"fiberscope: step {done + 1} of {total}: {what}", err=True)
 
-    yield line
+@contextlib.contextmanager
+def _lines() -> Iterator[Callable[[int, int, str], None]]:
+    """One line every few seconds, also during a step that takes long."""
+    current = [""]
+    over = threading.Event()
+    start = time.monotonic()
+
+    def tick(done: int, total: int, what: str) -> None:
+        current[0] = f"step {done + 1} of {total}: {what}"
+
+    def speak() -> None:
+        pause = PATIENCE
+        while not over.wait(pause):
+            seconds = time.monotonic() - start
+            click.echo(f"fiberscope: {current[0] or 'opening'} ({seconds:.0f} s)", err=True)
+            pause = _BETWEEN_LINES
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield tick
+    finally:
+        over.set()
+        speaker.join()
 
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Callable[[int, int, str], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     shown = Progress(*columns, console=Console(stderr=True), transient=True)
-    start = time.monotonic()
-    task = shown.add_task("")
+    task = shown.add_task("opening", total=None)
 
     def tick(done: int, total: int, what: str) -> None:
-        shown.update(task, completed=done, total=total, description=what)
-        if time.monotonic() - start > PATIENCE and not shown.live.is_started:
-            shown.start()
+        # A single step has no measurable progress: an unknown total lets the bar pulse.
+        shown.update(task, completed=done, total=total if total > 1 else None, description=what)
 
+    later = threading.Timer(PATIENCE, shown.start)
+    later.daemon = True
+    later.start()
     try:
         yield tick
     finally:
+        later.cancel()
+        later.join()
         shown.stop()

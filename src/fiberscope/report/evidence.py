@@ -28,6 +28,12 @@ def rules(found: Ledger) -> list[tuple[str, Evidence]]:
     return entries
 
 
+def checks(found: Ledger, twin: TwinCheck | None) -> list[tuple[str, Evidence]]:
+    """The checks on the rules: the second route, and the twin when one was measured."""
+    entries = [(SECOND_ROUTE, second_route(found))]
+    return entries if twin is None else [*entries, (TWIN, twin_evidence(twin))]
+
+
 def second_route(found: Ledger) -> Evidence:
     """Whether counting effective coordinates gives the same number as the symmetries do."""
     difference = found.identified - found.effective

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fiberscope.checkpoints.inspection import Exceptional, WeightFindings
-from fiberscope.report.numerals import plural, real
+from fiberscope.report.numerals import count, plural, real
 from fiberscope.report.places import layers_in_words
 
 _UNITS = (
@@ -44,6 +44,12 @@ class FindingGroup:
     extra_dimension: int | None
     partly_unknown: bool
     detail: str
+
+    def adds(self) -> str:
+        """The extra dimension in words."""
+        if self.extra_dimension is None:
+            return "not known"
+        return count(self.extra_dimension) + (" or more" if self.partly_unknown else "")
 
 
 def grouped(findings: Iterable[Exceptional]) -> list[FindingGroup]:
@@ -98,7 +104,8 @@ def _detail(same: Sequence[Exceptional]) -> str:
     if not ratios:
         return "all products are zero; each of them in --json"
     low, high = real(min(ratios)), real(max(ratios))
-    return f"smallest over largest singular value {low} to {high}; each of them in --json"
+    between = low if low == high else f"{low} to {high}"
+    return f"smallest over largest singular value {between}; each of them in --json"
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,7 @@ def leftover_lines(weights: WeightFindings) -> list[tuple[str, str, str]]:
         low = min(weights.gains, key=lambda gain: gain.statistics["smallest"])
         high = max(weights.gains, key=lambda gain: gain.statistics["largest"])
         smallest, largest = real(low.statistics["smallest"]), real(high.statistics["largest"])
-        places = f"in {low.label}; in {high.label}"
+        places = f"smallest in {low.label}, largest in {high.label}"
         lines.append(("norm gains, range of sizes", f"{smallest} to {largest}", places))
     return lines
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fiberscope
-from fiberscope.checkpoints.inspection import Inspection
+from fiberscope.checkpoints.inspection import Breaking, Inspection, WeightFindings
 from fiberscope.checkpoints.ledger import Mechanism
 from fiberscope.report import evidence
 from fiberscope.report.inspection_report import InspectionReport
@@ -47,7 +47,7 @@ def to_dict(report: InspectionReport) -> dict[str, Any]:
             {"between": list(o.between), "dimension": o.dimension, "why": o.why}
             for o in found.overlaps
         ],
-        "approximate": [_approximate(m) for m in found.mechanisms(Kind.APPROXIMATE)],
+        "approximate": [_approximate(m, weights) for m in found.mechanisms(Kind.APPROXIMATE)],
         "discrete": [_discrete(m) for m in found.mechanisms(Kind.DISCRETE)],
         "conditions": [{"statement": c.statement, "holds": c.holds} for c in inspection.conditions],
         "weights": None if weights is None else _files(inspection),
@@ -105,13 +105,23 @@ def _exact(mechanism: Mechanism) -> dict[str, Any]:
     }
 
 
-def _approximate(mechanism: Mechanism) -> dict[str, Any]:
+def breaking(mechanism: Mechanism, weights: WeightFindings | None) -> Breaking | None:
+    """The place at which an approximate mechanism is broken most; None without weights."""
+    places = [b for b in (weights.breaking if weights else ()) if b.mechanism == mechanism.name]
+    return max(places, key=lambda place: place.size, default=None)
+
+
+def _approximate(mechanism: Mechanism, weights: WeightFindings | None) -> dict[str, Any]:
+    most = breaking(mechanism, weights)
     return {
         "name": mechanism.name,
         "where": where(mechanism),
         "kind": "approximate",
         "dimension": mechanism.dimension,
         "epsilon": max(mechanism.epsilons),
+        "breaking": None
+        if most is None
+        else {"size": most.size, "where": most.where, "mean_square": most.mean_square},
     }
 
 
@@ -132,10 +142,9 @@ def _files(inspection: Inspection) -> dict[str, Any]:
 
 def _evidence(report: InspectionReport) -> list[dict[str, Any]]:
     entries = [_entry(name, rule) for name, rule in evidence.rules(report.ledger)]
-    entries.append(_entry(evidence.SECOND_ROUTE, evidence.second_route(report.ledger)))
-    if report.twin is not None:
-        entries.append(_entry(evidence.TWIN, evidence.twin_evidence(report.twin)))
-    return entries
+    return entries + [
+        _entry(name, check) for name, check in evidence.checks(report.ledger, report.twin)
+    ]
 
 
 def _entry(line: str, found: Evidence) -> dict[str, Any]:

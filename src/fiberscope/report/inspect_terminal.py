@@ -18,9 +18,14 @@ from fiberscope.report.inspection_report import InspectionReport
 from fiberscope.report.mechanisms import CATALOGUE, ELEMENTARY
 from fiberscope.report.numerals import count, order, share
 from fiberscope.report.sentences import (
+    NO_WEIGHTS,
+    NOTHING_EXCEPTIONAL,
+    UPPER_BOUND,
+    approximate_sentence,
     architecture_line,
     headline,
     observable_words,
+    plain_approximate,
     slow_planes_sentence,
 )
 from fiberscope.symmetry import Kind
@@ -43,8 +48,7 @@ def render(report: InspectionReport, console: Console) -> None:
     console.print()
     console.print(Text(headline(report), style=_STRONG))
     if not report.is_exact:
-        warning = "An upper bound, because a condition fails (see Conditions below)."
-        console.print(Text(warning, style=_BAD))
+        console.print(Text(UPPER_BOUND, style=_BAD))
     _exact(report, console)
     _approximate(report, console)
     _discrete(found.mechanisms(Kind.DISCRETE), console)
@@ -103,7 +107,7 @@ def _exact(report: InspectionReport, console: Console) -> None:
     for overlap in found.overlaps:
         table.add_row(
             f"-{count(overlap.dimension)}",
-            f"-{share(overlap.dimension, found.undetermined)}",
+            "",
             _two_lines(f"counted twice: {', '.join(overlap.between)}", f"{overlap.why}."),
             "",
         )
@@ -129,17 +133,13 @@ def _approximate(report: InspectionReport, console: Console) -> None:
     mechanisms = report.ledger.mechanisms(Kind.APPROXIMATE)
     if not mechanisms:
         return
-    _title(
-        "Nearly without effect",
-        console,
-        "Broken only by the epsilon inside a norm; not part of the numbers above.",
-    )
+    _title("Nearly without effect", console, approximate_sentence(report.inspection.weights))
     table = _table(("parameters", True), ("epsilon", True), ("mechanism", False), ("where", False))
     for mechanism in mechanisms:
         table.add_row(
             count(mechanism.dimension),
             ", ".join(f"{epsilon:g}" for epsilon in mechanism.epsilons),
-            _explained(mechanism),
+            _two_lines(mechanism.name, plain_approximate(mechanism, report.inspection.weights)),
             Text(where(mechanism)),
         )
     console.print(table)
@@ -163,26 +163,19 @@ def _discrete(mechanisms: Sequence[Mechanism], console: Console) -> None:
 
 def _weights(report: InspectionReport, console: Console) -> None:
     weights = report.inspection.weights
+    slow = slow_planes_sentence(report.inspection.slow_planes)
     if weights is None:
-        _title("These weights", console)
-        console.print(Text("No weights were given: only the architecture was inspected."))
+        _title("Weights", console)
+        _bullets([NO_WEIGHTS, slow] if slow else [NO_WEIGHTS], console)
         return
     _title("What is exceptional about these weights", console)
-    slow = slow_planes_sentence(report.inspection.slow_planes)
     if not weights.exceptional and not slow:
-        console.print(
-            Text(
-                "Nothing: no rank-deficient or nearly deficient head, no dead or duplicate neuron, "
-                "no zero or identical row, no zero gain, no equal gains that let the stream turn."
-            )
-        )
+        console.print(Text(NOTHING_EXCEPTIONAL))
     if weights.exceptional:
         table = _table(("adds", True), ("finding", False), ("where", False))
         for group in grouped(weights.exceptional):
-            extra = group.extra_dimension
-            adds = "not known" if extra is None else count(extra)
             table.add_row(
-                adds + (" or more" if group.partly_unknown else ""),
+                group.adds(),
                 _two_lines(group.kind, f"{group.detail}."),
                 Text(group.where),
             )
@@ -245,10 +238,7 @@ def _evidence(report: InspectionReport, console: Console) -> None:
         if rule.source != ELEMENTARY:
             text.append(f" [{rule.source}]", style=_QUIET)
         table.add_row(Text(name), text)
-    checks = [(evidence.SECOND_ROUTE, evidence.second_route(report.ledger))]
-    if report.twin is not None:
-        checks.append((evidence.TWIN, evidence.twin_evidence(report.twin)))
-    for name, check in checks:
+    for name, check in evidence.checks(report.ledger, report.twin):
         agrees = check.statistics["agrees"]
         mark = ("agrees: ", _GOOD) if agrees else ("DISAGREES: ", _BAD)
         table.add_row(Text(name, style=_STRONG), Text.assemble(mark, check.claim, "."))

@@ -119,4 +119,8 @@ def inspect(
     found = inspect_checkpoint(
         location, observable, assumed_harmless=assumed_harmless, progress=progress
     )
-    return InspectionReport(found, verify(found, seed) if check_twin else None)
+    if not check_twin:
+        return InspectionReport(found)
+    if progress is not None:
+        progress(0, 1, "measuring a toy of the class")
+    return InspectionReport(found, verify(found, seed))

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from fiberscope.checkpoints.architecture.program import Observable
+from fiberscope.checkpoints.inspection import WeightFindings
 from fiberscope.checkpoints.inspection.slow_planes import SLOW_TURN, SlowPlanes
+from fiberscope.checkpoints.ledger import Mechanism
+from fiberscope.report.inspect_json import breaking
 from fiberscope.report.inspection_report import InspectionReport
-from fiberscope.report.numerals import count, share
+from fiberscope.report.mechanisms import CATALOGUE
+from fiberscope.report.numerals import count, real, share
 
 _OBSERVABLES = {
     Observable.LOGITS: "the logits",
     Observable.PROBABILITIES: "the output probabilities",
     Observable.HIDDEN: "the last hidden state",
 }
+
+UPPER_BOUND = "An upper bound, because a condition fails (see Conditions below)."
+NO_WEIGHTS = "No weights were given: only the architecture was inspected."
+NOTHING_EXCEPTIONAL = (
+    "Nothing: no rank-deficient or nearly deficient head, no dead or duplicate neuron, no zero or "
+    "identical row, no zero gain, no equal gains that let the stream turn."
+)
 
 
 def observable_words(observable: Observable) -> str:
@@ -55,3 +66,23 @@ def slow_planes_sentence(slow: SlowPlanes | None) -> str:
         f"{slow.tokens:,} tokens: nearly unrotated, so that nearly a whole basis change acts on "
         "them."
     )
+
+
+def approximate_sentence(weights: WeightFindings | None) -> str:
+    """What sets the approximate symmetries apart."""
+    text = "Broken only by the epsilon inside a norm; not part of the numbers above."
+    if weights is not None and weights.breaking:
+        text += (
+            " A change of scale by 1 % changes what the norm returns by 1 % times the size of the "
+            "breaking, estimated from the weights."
+        )
+    return text
+
+
+def plain_approximate(mechanism: Mechanism, weights: WeightFindings | None) -> str:
+    """An approximate mechanism in words, with the size of its breaking when weights are there."""
+    text = CATALOGUE[mechanism.name].plain
+    most = breaking(mechanism, weights)
+    if most is None:
+        return text
+    return f"{text} Size of the breaking: about {real(most.size)} ({most.where})."

@@ -14,6 +14,7 @@ from fiberscope.checkpoints.architecture.program import Observable
 from fiberscope.checkpoints.architecture.registry import architecture
 from fiberscope.checkpoints.formats import Checkpoint, open_checkpoint
 from fiberscope.checkpoints.formats.source import WeightSource
+from fiberscope.checkpoints.inspection.breaking import Breaking, breakings
 from fiberscope.checkpoints.inspection.finding import Exceptional, HeadConditioning, Leftover
 from fiberscope.checkpoints.inspection.heads import inspect_heads
 from fiberscope.checkpoints.inspection.leftovers import attention_leftovers, mlp_leftovers
@@ -40,6 +41,7 @@ class WeightFindings:
     conditioning: tuple[HeadConditioning, ...]
     leftovers: tuple[Leftover, ...]
     gains: tuple[Leftover, ...]
+    breaking: tuple[Breaking, ...]
     conditions: tuple[Condition, ...]
 
 
@@ -187,6 +189,7 @@ def _read_weights(
                 leftovers.append(left)
     tick("tables")
     exceptional += inspect_tables(wiring, reader)
+    breaking = breakings(wiring, reader)
     reader.check_rest()
     dtypes = sorted({source.tensors[name].dtype for name in matching.stored.values()})
     return WeightFindings(
@@ -196,5 +199,6 @@ def _read_weights(
         tuple(conditioning),
         tuple(leftovers),
         tuple(gains),
+        tuple(breaking),
         (gains_nonzero,),
     )

@@ -1,4 +1,4 @@
-"""Zero gains, and equal final gains that let a tied model's stream turn."""
+"""Zero and vanishing gains, and equal final gains that let a tied model's stream turn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from fiberscope.checkpoints.inspection.roles import RoleReader
 from fiberscope.checkpoints.ledger.conditions import Condition
 from fiberscope.checkpoints.ledger.wiring import Role, Wiring
 
+VANISHING = 2.0**-23
+"""Relative to the median, a gain below this is lost in the rounding of float32."""
+
 
 def zero_gains(wiring: Wiring, reader: RoleReader) -> tuple[list[Exceptional], Condition]:
-    """Features that a zero gain hides from every reader of a norm."""
+    """Features that a zero, or practically zero, gain hides from every reader of a norm."""
     found, total = [], 0
     for point in wiring.points:
         if point.norm.gain is None:
@@ -26,6 +29,20 @@ def zero_gains(wiring: Wiring, reader: RoleReader) -> tuple[list[Exceptional], C
                     None,
                     f"{count:,} of {gains.size:,} gains are zero: their readers see less",
                     {"features": np.flatnonzero(gains == 0)[:64].tolist()},
+                )
+            )
+        typical = float(np.median(np.abs(gains)))
+        vanishing = np.flatnonzero((gains != 0) & (np.abs(gains) < VANISHING * typical))
+        if len(vanishing):
+            found.append(
+                Exceptional(
+                    "vanishing gains",
+                    point.norm.label,
+                    0,
+                    f"{len(vanishing):,} of {gains.size:,} gains are below the rounding of float32 "
+                    f"(smallest {np.min(np.abs(gains[vanishing])):.1e}, median {typical:.2g}): "
+                    "in practice zero",
+                    {"features": vanishing[:64].tolist()},
                 )
             )
     text = "all norm gains are nonzero" + (f": {total:,} are zero" if total else "")

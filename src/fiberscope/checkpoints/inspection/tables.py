@@ -35,8 +35,8 @@ def _rows(label: str, name: str, reader: RoleReader) -> list[Exceptional]:
         sketch[part] = chunk @ probe
         zero[part] = ~np.any(chunk, axis=1)
     found = []
-    if count := int(zero.sum()):
-        found.append(_finding("zero rows", label, np.flatnonzero(zero), count, rows))
+    if zero.any():
+        found.append(_finding("zero rows", label, np.flatnonzero(zero), rows, "are zero"))
     order = np.argsort(sketch, kind="stable")
     order = order[~zero[order]]
     gaps = np.diff(sketch[order])
@@ -50,17 +50,20 @@ def _rows(label: str, name: str, reader: RoleReader) -> list[Exceptional]:
         ]
         if equal:
             found.append(
-                _finding("identical rows", label, np.array(sorted(equal)), len(equal), rows)
+                _finding(
+                    "identical rows", label, np.array(sorted(equal)), rows, "repeat another row"
+                )
             )
     return found
 
 
-def _finding(kind: str, label: str, which: np.ndarray, count: int, rows: int) -> Exceptional:
+def _finding(kind: str, label: str, which: np.ndarray, rows: int, what: str) -> Exceptional:
+    count = len(which)
     shown = ", ".join(map(str, which[:8].tolist())) + (", ..." if count > 8 else "")
     return Exceptional(
         kind,
         f"{label}, rows {shown}",
         0,
-        f"{count:,} of {rows:,} rows",
+        f"{count:,} of {rows:,} rows {what}",
         {"count": count, "rows": which[:64].tolist()},
     )
