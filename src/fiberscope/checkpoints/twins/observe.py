@@ -76,17 +76,16 @@ def is_generic(module: Any, inputs: dict[str, Any]) -> bool:
 
     shares: list[Any] = []
 
-    def record(_: Any, __: Any, output: Any) -> None:
-        shares.append((output.reshape(-1, output.shape[-1]) > 0).double().mean(dim=0))
+    def record(part: Any, _: Any, output: Any) -> None:
+        if type(part).__name__ in ("ReLU", "ReLUSquaredActivation"):
+            shares.append((output.reshape(-1, output.shape[-1]) > 0).double().mean(dim=0))
 
-    handles = [
-        part.register_forward_hook(record)
-        for part in module.modules()
-        if type(part).__name__ in ("ReLU", "ReLUSquaredActivation")
-    ]
-    with torch.no_grad(), float64_evaluation():
-        outputs = module(inputs)
-    for handle in handles:
+    # A global hook, because some classes build their activation anew in every forward pass.
+    handle = torch.nn.modules.module.register_module_forward_hook(record)
+    try:
+        with torch.no_grad(), float64_evaluation():
+            outputs = module(inputs)
+    finally:
         handle.remove()
     least, most = _ON_SHARE
     switching = all(float(on.min()) >= least and float(on.max()) <= most for on in shares)

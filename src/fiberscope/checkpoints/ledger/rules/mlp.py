@@ -8,10 +8,11 @@ from fiberscope.checkpoints.architecture.program import Activation, Mlp
 from fiberscope.checkpoints.ledger.item import Item
 from fiberscope.checkpoints.ledger.wiring import Wiring
 from fiberscope.parameters import View
-from fiberscope.symmetry import ScaledSlot, Scaling, Symmetry
+from fiberscope.symmetry import Kind, ScaledSlot, Scaling, Symmetry
 
 GATED = "gated MLP scaling"
 HOMOGENEOUS = "ReLU scaling"
+HEAD_SCALE = "scale in front of the head's norm"
 
 
 def mlp_items(wiring: Wiring) -> Iterator[Item]:
@@ -40,6 +41,27 @@ def mlp_items(wiring: Wiring) -> Iterator[Item]:
             return Scaling(f"{dense.label}: {HOMOGENEOUS}", size, slots, positive=True)
 
         yield Item(HOMOGENEOUS, None, size, build, dense.label)
+    if (item := _normalised_scale(wiring)) is not None:
+        yield item
+
+
+def _normalised_scale(wiring: Wiring) -> Item | None:
+    """A homogeneous layer in front of the head's norm: one common scale, up to epsilon."""
+    head = wiring.head
+    if head is None or head.dense is None or head.norm is None:
+        return None
+    if head.dense.activation is not Activation.HOMOGENEOUS:
+        return None
+    dense, epsilon = head.dense, head.norm.epsilon
+    kind = Kind.APPROXIMATE if epsilon else Kind.EXACT
+
+    def build() -> Symmetry:
+        views = [view for view in (dense.weight, dense.bias) if view is not None]
+        slots = [ScaledSlot(view, (), 1, (0,)) for view in views]
+        broken = f"norm epsilon {epsilon:g}" if epsilon else ""
+        return Scaling(HEAD_SCALE, 1, slots, positive=True, kind=kind, broken_by=broken)
+
+    return Item(HEAD_SCALE, None, 1, build, dense.label, kind=kind, epsilons=(epsilon,))
 
 
 def _scaling(
