@@ -85,7 +85,7 @@ def build_architecture(given: dict[str, Any]) -> Architecture:
     ranks = [given["rank"]] if given["ranks"] is None else integers(given["ranks"], "--ranks")
     normalizers = None
     if not given["unnormalized"]:
-        normalizers = [_normalizer(name) for name in given["normalizer"].split(",")]
+        normalizers = chosen_normalizers(given["normalizer"])
     return deep_attention_architecture(
         widths=widths,
         ranks=ranks,
@@ -126,6 +126,11 @@ def load_object(path: str, what: str) -> Any:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise InputError(f"{what} {path!r} cannot be loaded: {error}") from None
+
+
+def chosen_normalizers(text: str) -> list[str | Normalizer]:
+    """Normalizers of the option: names, or objects of ``module:object``."""
+    return [_normalizer(name.strip()) for name in text.split(",")]
 
 
 def _normalizer(name: str) -> str | Normalizer:

@@ -112,9 +112,10 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             near = difflib.get_close_matches(args[0], self.table, n=1)
-            if near and "Did you mean" not in error.message:
-                error.message += f" Did you mean '{near[0]}'?"
-            raise
+            if not near or "Did you mean" in error.message:
+                raise
+            message = f"{error.message} Did you mean '{near[0]}'?"
+            raise click.UsageError(message, error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table, without importing any of them."""

@@ -176,10 +176,12 @@ def load_arrays(file: str) -> dict[str, NDArray[np.float64]]:
 
 def with_heads(name: str, value: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[Any]:
     """Array in the architecture's shape; the head axis may be left out where there is one head."""
+    given = value.shape
     if value.ndim == 2 and shape[0] == 1:
         value = value[None]
     if value.shape != shape:
-        raise InputError(f"{name} has shape {value.shape}, expected {shape}")
+        expected = shape[1:] if len(given) == 2 else shape
+        raise InputError(f"{name} has shape {given}, expected {expected}")
     return value
 
 
