@@ -52,7 +52,9 @@ def stacked_bars(found: Ledger) -> str:
         parts += _panel(layers, 0.0, _WIDTH - right, "undetermined parameters")
     if others:
         parts += _panel(others, _WIDTH - right, right, "" if layers else "undetermined parameters")
-    picture = drawing(_WIDTH, _TOP + _HEIGHT + 112, parts, "Undetermined parameters by place")
+    # Slanted labels need room; numbers under an axis title need less.
+    below = 48 if not others and all(map(_is_plain, layers)) else 112
+    picture = drawing(_WIDTH, _TOP + _HEIGHT + below, parts, "Undetermined parameters by place")
     scales = '<p class="quiet">The two panels have scales of their own.</p>'
     legend = _legend([(mechanism.name, mechanism.dimension) for mechanism in mechanisms])
     return picture + legend + (scales if layers and others else "")
@@ -72,7 +74,7 @@ def _panel(
         parts += [line(left, y, right, y, "grid"), text(left - 8, y + 4, short(mark), "end")]
     if title:
         parts.append(text(x0 + 14, _TOP + _HEIGHT / 2, title, "middle", "axis", rotate=-90))
-    plain = all(layer is not None and not layer[0] for layer in map(layer_of, bars))
+    plain = all(map(_is_plain, bars))
     every = math.ceil((22 if plain else 13) / step)
     for number, (place, bar) in enumerate(bars.items()):
         x, y = left + step * (number + 0.5), base
@@ -90,6 +92,12 @@ def _panel(
         parts.append(text((left + right) / 2, base + 36, "layer", "middle", "axis"))
     parts.append(line(left, base, right, base, "rule"))
     return parts
+
+
+def _is_plain(place: str) -> bool:
+    """Whether a place is a layer of the only stack, so that its number says it all."""
+    layer = layer_of(place)
+    return layer is not None and not layer[0]
 
 
 def _colour(index: int) -> str:

@@ -111,6 +111,11 @@ CATALOGUE: Mapping[str, Explanation] = {
         "(row and bias, down column) -> (c row, down / c), c > 0 (squared ReLU: down / c^2)",
         "Neyshabur et al., arXiv 1506.02617, section 2",
     ),
+    mlp.HEAD_SCALE: Explanation(
+        "ReLU passes a common scale on to the head's norm, which undoes it.",
+        "(W, b) -> (c W, c b) for the dense layer in front of the head's norm, c > 0",
+        ELEMENTARY,
+    ),
     stream.ROTATION: Explanation(
         "All writers and readers of the residual stream can be rotated together.",
         "writers -> R w, readers (gains folded in) -> W R^T, R in O(d); LayerNorm: R 1 = 1",

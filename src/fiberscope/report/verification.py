@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +107,8 @@ def verify(inspection: Inspection, seed: int = 0, layers: int = 1) -> TwinCheck:
         config["tie_word_embeddings"] = whole.tied
     toy = toy_config(config, layers=layers)
     observable = inspection.ledger.observable
-    found = measure(toy, observable.value, seed)
+    with _one_thread():
+        found = measure(toy, observable.value, seed)
     predicted = ledger(_laid_out(toy, whole, found.parameters), observable)
     return TwinCheck(
         name=whole.name,
@@ -124,6 +126,19 @@ def verify(inspection: Inspection, seed: int = 0, layers: int = 1) -> TwinCheck:
         seed=seed,
         seconds=found.seconds,
     )
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Matrices of a toy are small: on a busy machine more threads only wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _laid_out(toy: dict[str, Any], whole: Architecture, parameters: int) -> Architecture:
