@@ -134,7 +134,7 @@ class Architecture:
             )
         return f"{shown} {what}{', with biases' if self.bias else ''}"
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """Number ``L`` of weight matrices."""
         return len(self.widths) - 1
@@ -210,7 +210,7 @@ class Architecture:
         kept as a bit set. Degrees are tracked one by one up to :data:`SUPPORT_LIMIT`.
         """
         if self.total_degree > SUPPORT_LIMIT:
-            return None if not self.homogeneous else (self.total_degree,)
+            return None
         bits = 0b10 | self.bias
         for layer in range(1, self.layers):
             exponents = self.layer_exponents(layer) or frozenset()
@@ -222,7 +222,7 @@ class Architecture:
             bits = result | self.bias
         return tuple(i for i in range(bits.bit_length()) if bits >> i & 1)
 
-    @property
+    @cached_property
     def homogeneous(self) -> bool:
         """True when the network is homogeneous in its inputs (monomials without biases)."""
         monomial = self.kind is ActivationKind.MONOMIAL or (
@@ -234,6 +234,8 @@ class Architecture:
     def ambient_per_output(self) -> int:
         """Number of monomials that one output can contain."""
         inputs = self.widths[0]
+        if self.homogeneous:
+            return comb(inputs + self.total_degree - 1, self.total_degree)
         if self.support is None:
             full = comb(inputs + self.total_degree, inputs)
             origin = self.kind is ActivationKind.GENERIC_THROUGH_ORIGIN and not self.bias

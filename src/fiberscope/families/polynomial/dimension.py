@@ -16,8 +16,10 @@ from fiberscope.families.polynomial.jacobian_rank import (
     check_prime,
     error_probability,
     rank_modulo,
+    repeated_rank,
 )
 from fiberscope.families.polynomial.theorems import Answer, Notion, answers
+from fiberscope.numbers.prime_kernels import NARROW_RANGE, random_narrow_prime
 from fiberscope.verdict import to_plain
 
 DEFAULT_TRIALS = 3
@@ -111,7 +113,8 @@ def dimension(
     seed
         Draws primes, weights and inputs.
     trials
-        Most primes to try; the first rank that meets the upper bound ends the search.
+        Most word-size primes to try, after one small one; the first rank that meets the upper
+        bound ends the search.
     primes
         Use these primes instead of random ones (the error probability then covers the random
         points only).
@@ -125,15 +128,15 @@ def dimension(
         check_prime(architecture, prime)
     rng = np.random.default_rng(seed)
     upper = upper_bound(architecture)
-    ran: list[RankTrial] = []
-    chosen: list[int | None] = [*primes] if primes else [None] * trials
-    for given in chosen:
-        ran.append(rank_modulo(architecture, upper.value, rng, given))
-        if ran[-1].rank == upper.value:
-            break
+    if primes:
+        ran = [rank_modulo(architecture, upper.value, rng, prime) for prime in primes]
+        counted = len(ran)
+    else:
+        ran, counted = _random_trials(architecture, upper.value, rng, trials)
     found = max(trial.rank for trial in ran)
     proved = found == upper.value
-    odds = 0.0 if proved else error_probability(architecture, found, [not primes] * len(ran))
+    # Only the trials with word-size primes count for the odds: the small prime says less.
+    odds = 0.0 if proved else error_probability(architecture, found, [not primes] * counted)
     return PolynomialDimension(
         architecture=str(architecture),
         widths=architecture.widths,
@@ -150,6 +153,25 @@ def dimension(
         seed=seed,
         notions=_notions(architecture, found, proved),
     )
+
+
+def _random_trials(
+    architecture: Architecture, bound: int, rng: np.random.Generator, trials: int
+) -> tuple[list[RankTrial], int]:
+    """Ranks modulo random primes until one meets the bound; how many count for the odds."""
+    ran: list[RankTrial] = []
+    if architecture.total_degree < NARROW_RANGE[0]:
+        # A rank that meets the bound is a proof whatever the prime, and small ones are faster.
+        ran.append(rank_modulo(architecture, bound, rng, random_narrow_prime(rng)))
+    counted = 0
+    while counted < trials and not (ran and ran[-1].rank == bound):
+        if ran:
+            best = max(ran, key=lambda trial: trial.rank)
+            ran.append(repeated_rank(architecture, best, bound, rng))
+        else:
+            ran.append(rank_modulo(architecture, bound, rng))
+        counted += 1
+    return ran, counted
 
 
 def _notions(architecture: Architecture, found: int, proved: bool) -> dict[Notion, Answer]:
