@@ -1,5 +1,7 @@
 """Polynomial networks keep the contract of all families."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -40,8 +42,56 @@ CASES = [
 def test_keeps_the_contract(widths, degrees, options, complete):
     family = network(widths, degrees, **options)
     assert family.complete is complete
-    report = check_family(family, seed=3)
+    systems = (PrimeField(2_147_483_629), Balls(128))
+    report = check_family(family, seed=3, systems=systems)
     assert report.unexplained == 0 or not complete
+
+
+@pytest.mark.parametrize(
+    ("widths", "degrees", "options"),
+    [
+        ((3, 2, 2, 1), (3, 2), {}),
+        ((2, 2, 1), None, {"activation": "(z-1)^3+2", "bias": True}),
+        ((2, 2, 2), None, {"activation": "z^3+z"}),
+    ],
+)
+def test_moves_preserve_the_observation_in_prime_fields_and_balls(widths, degrees, options):
+    """Exact elements act on exact weights; then every number system sees the same function."""
+    family = network(widths, degrees, **options)
+    rng = np.random.default_rng(7)
+
+    def fractions(shape):
+        values = rng.choice([-3, -2, -1, 1, 2, 3], shape)
+        return np.vectorize(lambda n: Fraction(int(n), 2), otypes=[object])(values)
+
+    point = {name: fractions(shape) for name, shape in family.space.shapes.items()}
+    moved = point
+    for symmetry in family.symmetries():
+        if "permutations" in symmetry.name:
+            element = symmetry.random(rng)
+        elif "rotations" in symmetry.name:
+            upper = np.triu(fractions((symmetry.size,) * 2), 1)
+            element = (upper - upper.T,)
+        elif "signs" in symmetry.name:
+            element = np.array([Fraction(-1), Fraction(1)])
+        else:
+            element = fractions(symmetry.size)
+        moved = symmetry.act(element, moved)
+    assert any((moved[name] != point[name]).any() for name in point)
+    design = family.design(4, rng)
+    field = PrimeField(2_147_483_629)
+    values = [
+        family.observe({n: field.array(v) for n, v in p.items()}, design, field).values.tolist()
+        for p in (point, moved)
+    ]
+    assert values[0] == values[1]
+    balls = Balls(256)
+    with balls.precision():
+        enclosed = [
+            family.observe({n: balls.array(v) for n, v in p.items()}, design, balls).reshape(-1)
+            for p in (point, moved)
+        ]
+        assert all(a.overlaps(b) and a.rad() < 1e-40 for a, b in zip(*enclosed, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -53,8 +103,6 @@ def test_keeps_the_contract(widths, degrees, options, complete):
 )
 def test_prime_fields_and_balls_agree_with_fractions(widths, degrees, options):
     """Exact values by Python fractions are the oracle."""
-    from fractions import Fraction
-
     family = network(widths, degrees, **options)
     rng = np.random.default_rng(5)
     draw = np.vectorize(lambda n: Fraction(int(n), 8), otypes=[object])
