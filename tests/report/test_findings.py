@@ -14,9 +14,8 @@ DEFICIENT = "rank-deficient query/key product"
 
 
 def weights(**parts: tuple[object, ...]) -> WeightFindings:
-    empty: dict[str, object] = dict.fromkeys(
-        ("exceptional", "conditioning", "leftovers", "gains", "breaking"), ()
-    )
+    names = ("exceptional", "conditioning", "leftovers", "gains", "breaking")
+    empty: dict[str, object] = dict.fromkeys(names, ())
     return WeightFindings("m", ("float32",), conditions=(), **{**empty, **parts})  # type: ignore[arg-type]
 
 

@@ -164,8 +164,10 @@ def main(arguments: list[str] | None = None) -> None:
     except InputError as error:
         click.echo(f"fiberscope: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
-    except BrokenPipeError:
-        # The reader of a pipe has gone (`| head`): nothing is wrong and nobody listens.
-        sys.stderr.close()
-        sys.exit(0)
+    except SystemExit as stopped:
+        # The reader of a pipe has gone (`| head`): nothing is wrong and nobody listens. click
+        # answers with 1, which here would mean DIFFERENT.
+        if isinstance(stopped.__context__, BrokenPipeError):
+            sys.exit(0)
+        raise
     sys.exit(code if isinstance(code, int) else 0)
