@@ -48,3 +48,22 @@ def test_random_residues_and_primes():
     kernel = NarrowKernel(101)
     drawn = kernel.integers(kernel.random(rng, 5000, 1))
     assert sorted(set(drawn.tolist())) == list(range(1, 101))
+
+
+@pytest.mark.parametrize("shape", [(230, 230), (240, 300), (300, 210)])
+def test_blocked_elimination_agrees_with_flint(shape):
+    flint = pytest.importorskip("flint")
+    rng = np.random.default_rng(2)
+    rows, columns = shape
+    for wanted in (1, 64, 150, min(shape)):
+        kernel = NarrowKernel(8_388_593)
+        left = kernel.random(rng, (rows, wanted))
+        right = kernel.random(rng, (wanted, columns))
+        # Zero rows and columns, repeated ones: pivots have to be searched for.
+        left[::7] = 0
+        right[:, 3:40] = right[:, [3]]
+        matrix = kernel.matmul(left, right)
+        exact = flint.nmod_mat(
+            rows, columns, kernel.integers(matrix).reshape(-1).tolist(), kernel.prime
+        )
+        assert kernel.rank(matrix) == exact.rank()

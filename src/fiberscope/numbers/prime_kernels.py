@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.numbers.prime_field import is_prime, matmul, power, residues
+from fiberscope.numbers.prime_field import is_prime, matmul, power, rank, residues
 
 NARROW_RANGE = (1 << 22, 1 << 23)
 """Range of the random primes of the fast form."""
+
+_BLOCK = 32
+"""Columns that elimination treats at once, so that most of its work is BLAS products."""
+
+_OWN_ELIMINATION = 200
+"""From this size on elimination in float64 beats handing the entries to python-flint."""
 
 _CHUNK = 256
 """Inner size up to which sums of products of narrow residues stay below 2^53."""
@@ -37,6 +43,10 @@ class PrimeKernel(ABC):
     @abstractmethod
     def matmul(self, left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
         """Matrix product."""
+
+    def rank(self, matrix: NDArray[Any]) -> int:
+        """Exact rank of a matrix of residues."""
+        return rank(self.integers(matrix), self.prime)
 
     @abstractmethod
     def integers(self, values: NDArray[Any]) -> NDArray[np.int64]:
@@ -120,6 +130,58 @@ class NarrowKernel(PrimeKernel):
         """Add the prime where a residue is negative."""
         found = values.astype(np.int64)
         return np.where(found < 0, found + self.prime, found)
+
+    def rank(self, matrix: NDArray[Any]) -> int:
+        """Exact rank: blocked Gaussian elimination for large matrices, python-flint for others."""
+        if min(matrix.shape) < _OWN_ELIMINATION:
+            return super().rank(matrix)
+        work = np.array(matrix, dtype=np.float64)
+        found = 0
+        for start in range(0, work.shape[1], _BLOCK):
+            stop = min(start + _BLOCK, work.shape[1])
+            if found == len(work):
+                break
+            order, factors, count = self._panel(work[found:, start:stop])
+            if count and stop < work.shape[1]:
+                rest = work[found:, stop:][order]
+                for row in range(1, count):
+                    rest[row] = self.reduce(rest[row] - factors[:row, row] @ rest[:row])
+                work[found + count :, stop:] = self.reduce(
+                    rest[count:] - factors[:count, count:].T @ rest[:count]
+                )
+            found += count
+        return found
+
+    def _panel(
+        self, panel: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+        """Eliminate a few columns: row order, factors (one row for each pivot), pivots found."""
+        columns = np.ascontiguousarray(panel.T)
+        factors = np.zeros_like(columns)
+        order = np.arange(columns.shape[1])
+        count = 0
+        for position in range(len(columns)):
+            column = columns[position]
+            for row in range(1, count):
+                column[row : row + 1] = self.reduce(
+                    column[row : row + 1] - factors[:row, row] @ column[:row]
+                )
+            if count:
+                column[count:] = self.reduce(
+                    column[count:] - column[:count] @ factors[:count, count:]
+                )
+            below = np.flatnonzero(column[count:])
+            if not len(below):
+                continue
+            pivot = count + int(below[0])
+            for array in (columns, factors, order):
+                array[..., [count, pivot]] = array[..., [pivot, count]]
+            inverse = pow(int(column[count]), -1, self.prime)
+            factors[count, count + 1 :] = self.reduce(column[count + 1 :] * self.convert([inverse]))
+            count += 1
+            if count == columns.shape[1]:
+                break
+        return order, factors, count
 
 
 def kernel_of(prime: int) -> PrimeKernel:

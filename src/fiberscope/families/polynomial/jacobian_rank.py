@@ -25,11 +25,8 @@ from fiberscope.numbers.prime_field import (
     PRIMES_IN_RANGE,
     is_prime,
     random_prime,
-    rank,
 )
 from fiberscope.numbers.prime_kernels import PrimeKernel, kernel_of
-
-Residues = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -77,15 +74,16 @@ def rank_modulo(
     """
     if prime is None:
         prime = random_prime(rng)
+    kernel = kernel_of(prime)
     outputs = architecture.widths[-1]
     points = min(ceil(bound / outputs), bound) + 2
     while True:
-        gram = jacobian_gram(architecture, points, prime, rng)
-        found = rank(gram, prime)
+        gram = jacobian_gram(architecture, points, kernel, rng)
+        found = kernel.rank(gram)
         # `bound` points always suffice: each new one raises the rank until it stays for good.
         if found == bound or points > bound:
             return RankTrial(prime, points, found, True)
-        if rank(gram[:-outputs, :-outputs], prime) == found:
+        if kernel.rank(gram[:-outputs, :-outputs]) == found:
             return RankTrial(prime, points, found, True)
         points = min(2 * points, bound + 1)
 
@@ -109,14 +107,14 @@ def undersampled_rank(
     architecture: Architecture, points: int, prime: int, rng: np.random.Generator
 ) -> int:
     """Rank from a stated number of points, without the saturation check (a lower bound only)."""
-    return rank(jacobian_gram(architecture, points, prime, rng), prime)
+    kernel = kernel_of(prime)
+    return kernel.rank(jacobian_gram(architecture, points, kernel, rng))
 
 
 def jacobian_gram(
-    architecture: Architecture, points: int, prime: int, rng: np.random.Generator
-) -> Residues:
+    architecture: Architecture, points: int, kernel: PrimeKernel, rng: np.random.Generator
+) -> NDArray[Any]:
     """``J D J^T`` at a random network and random inputs, shape ``(points * outputs,) * 2``."""
-    kernel = kernel_of(prime)
     widths, outputs = architecture.widths, architecture.widths[-1]
     weights, slopes = [], []
     features = [kernel.random(rng, (points, widths[0]))]
@@ -150,7 +148,7 @@ def jacobian_gram(
         seen = _feature_gram(features[layer - 1], architecture.bias, kernel, rng)
         product = pulled_gram.reshape(gram.shape) * seen[:, None, :, None]
         gram = kernel.reduce(np.add(gram, product, out=product))
-    return kernel.integers(gram.reshape(points * outputs, points * outputs))
+    return gram.reshape(points * outputs, points * outputs)
 
 
 def _feature_gram(
