@@ -252,3 +252,12 @@ def test_progress_is_silent_at_first_and_then_speaks(
 def test_location_is_needed_once() -> None:
     with pytest.raises(InputError, match="either a PATH or --example"):
         module._location(None, None)
+
+
+def test_terminals_that_know_only_ascii() -> None:
+    command = [sys.executable, "-m", "fiberscope", "inspect", "--example"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    finished = subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment)
+    assert finished.stdout.isascii()
+    assert b"-----" in finished.stdout
+    assert b"?" not in finished.stdout

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from fiberscope.cli.output import check_new_file, console, print_json, progress, write_file
+from fiberscope.cli.output import (
+    check_new_file,
+    console,
+    print_json,
+    print_text,
+    progress,
+    write_file,
+)
 from fiberscope.errors import InputError
 
 OBSERVABLES = ("logits", "probabilities", "hidden")
@@ -100,7 +107,7 @@ def command(
         if screen.is_terminal:
             render(report, screen)
         else:
-            click.echo(report.to_text(screen.width), nl=False)
+            print_text(report.to_text(screen.width))
     if report.twin is not None and not report.twin.agrees:
         click.echo("fiberscope: the twin check disagrees with the rules; see evidence", err=True)
         return EXIT_DISAGREEMENT

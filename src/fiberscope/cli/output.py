@@ -32,6 +32,16 @@ def print_json(data: Mapping[str, Any]) -> None:
     click.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
+def print_text(text: str) -> None:
+    """Print a finished report on stdout, also where its encoding lacks some characters."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.replace("─", "-").encode(encoding, "replace").decode(encoding)
+    click.echo(text, nl=False)
+
+
 def console() -> Console:
     """A console on stdout: at most 100 columns, no colour unless it is a terminal."""
     from rich.console import Console

@@ -98,16 +98,18 @@ def _value_output(
     right_value, right_output = _triangular(value), _triangular(output)
     # Singular values of O_h^T V_g from the triangular factors: r x r, never d x d.
     products = right_value[:, None] @ right_output.swapaxes(-1, -2)
-    values = np.linalg.svd(products, compute_uv=False)
+    left, right = point.width - point.blind, segment.width - segment.blind
+    # Behind a LayerNorm a head as wide as the model has fewer generic singular values than rows.
+    generic_rank = min(a.value_width, left, right)
+    values = np.linalg.svd(products, compute_uv=False)[..., :generic_rank]
     dead = values[..., 0] == 0
     conditions = _conditions(values)
-    left, right = point.width - point.blind, segment.width - segment.blind
     found = []
     epsilon = max(storage_epsilon(reader.dtype(a.value)), storage_epsilon(reader.dtype(a.output)))
     stacked = output.swapaxes(1, 2).reshape(a.groups, a.value_width, -1)
     for group in range(a.groups):
         if np.all(np.isfinite(conditions[group])):
-            factors = value[group], stacked[group]
+            factors = (value[group], left), (stacked[group], a.heads_per_group * right)
             found += _nearly("value/output", a, group, values[group], factors, epsilon)
             continue
         value_rank = int(_Factor(right_value[group], left).ranks())
@@ -142,21 +144,23 @@ def _nearly(
     a: Attention,
     group: int,
     values: Matrix,
-    factors: tuple[Matrix, Matrix],
+    factors: tuple[tuple[Matrix, int], tuple[Matrix, int]],
     epsilon: float,
 ) -> list[Exceptional]:
     """Whether rounding to the stored format could have hidden a rank deficiency of a factor.
 
     Independent rounding errors of relative size ``epsilon / sqrt(12)`` form a matrix of spectral
     norm about ``rms (sqrt(r) + sqrt(inputs)) epsilon / sqrt(12)``; a factor whose smallest
-    singular value lies below it is not known to have full rank.
+    singular value lies below it is not known to have full rank. Each factor comes with the number
+    of independent inputs that it reads.
     """
     ratio = float(np.min(values[..., -1] / values[..., 0]))
     if ratio >= 100 * epsilon:
         return []
-    for factor in factors:
-        smallest = float(np.linalg.svd(_triangular(factor), compute_uv=False)[-1])
+    for factor, independent in factors:
         width, inputs = factor.shape
+        spectrum = np.linalg.svd(_triangular(factor), compute_uv=False)
+        smallest = float(spectrum[min(width, independent) - 1])
         rms = float(np.sqrt(np.mean(factor**2)))
         limit = rms * (np.sqrt(width) + np.sqrt(inputs)) * epsilon / np.sqrt(12)
         if smallest < limit:
@@ -252,11 +256,12 @@ def _plain(
     # The constant of a key is the same for all keys: softmax cancels it.
     key = key[..., : key_point.width]
     right_query, right_key = _triangular(query), _triangular(key)
+    query_inputs = inputs + query.shape[-1] - key_point.width
     values = np.linalg.svd(right_query @ right_key[:, None].swapaxes(-1, -2), compute_uv=False)
+    values = values[..., : min(width, query_inputs, inputs)]
     conditions = _conditions(values)
     found = []
     epsilon = max(storage_epsilon(reader.dtype(a.query)), storage_epsilon(reader.dtype(a.key)))
-    query_inputs = inputs + query.shape[-1] - key_point.width
     for group in range(a.groups):
         alive = ~dead[group]
         heads = int(alive.sum())
@@ -264,7 +269,7 @@ def _plain(
             continue
         stacked = query[group][alive].swapaxes(0, 1).reshape(width, -1)
         if np.all(np.isfinite(conditions[group][alive])):
-            factors = stacked, key[group]
+            factors = (stacked, heads * query_inputs), (key[group], inputs)
             found += _nearly("query/key", a, group, values[group][alive], factors, epsilon)
             continue
         total = heads * query_inputs

@@ -142,6 +142,8 @@ def inspect(
 
 def _where(checkpoint: Checkpoint) -> str:
     path = checkpoint.path
+    if path.suffix == ".safetensors":
+        path = path.parent
     return str(path / "config.json") if path.is_dir() else str(path)
 
 
