@@ -63,7 +63,7 @@ def test_own_head_width_is_stated_where_the_class_default_is_large():
     "config",
     [
         {"model_type": "gpt_neox", "use_parallel_residual": True, "rotary_pct": 0.25},
-        {"model_type": "phi", "partial_rotary_factor": 0.4},
+        {"model_type": "phi", "partial_rotary_factor": 0.5},
     ],
 )
 def test_parallel_residual_gets_the_vocabulary_it_needs(config):
@@ -107,3 +107,15 @@ def test_unknown_classes_are_refused():
         toy_config({"model_type": "mamba"})
     with pytest.raises(InputError, match="GPT2ForQuestionAnswering"):
         toy_config({"model_type": "gpt2", "architectures": ["GPT2ForQuestionAnswering"]})
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.4, 0.5, 1.0])
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_fraction_of_the_rows_of_a_narrow_head_stays_whole_pairs(fraction, newer):
+    stated = {"partial_rotary_factor": fraction}
+    toy = toy_config({"model_type": "phi", **({"rope_parameters": stated} if newer else stated)})
+    place = toy["rope_parameters"] if newer else toy
+    width = toy["hidden_size"] // toy["num_attention_heads"]
+    rotated = int(width * place["partial_rotary_factor"])
+    assert rotated >= 2 and rotated % 2 == 0
+    assert (rotated == width) == (fraction == 1.0)

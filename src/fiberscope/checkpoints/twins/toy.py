@@ -23,7 +23,7 @@ def toy_config(config: Mapping[str, object], *, layers: int = 2) -> dict[str, ob
     """A toy configuration of the same class with the same flags.
 
     Kept: class, tying, biases, activation, normalised queries and keys, grouped or not, rotary
-    fraction and scaling, parallel residual, type tables. Changed: sizes, so that the conditions
+    fraction (in whole pairs) and scaling, parallel residual, type tables. Changed: sizes, so that the conditions
     hold under which the counts are generic:
 
     - width d = 8 with rotary positions, 6 without; head width r below d;
@@ -74,6 +74,8 @@ def toy_config(config: Mapping[str, object], *, layers: int = 2) -> dict[str, ob
         toy[names.positions] = _POSITION_ROWS + names.position_offset
     if rotary:
         _shrink_rotary(toy, model_type)
+    if model_type == "phi":
+        _rotate_pairs(toy, width // heads)
     if isinstance(toy.get("layer_types"), list):
         toy["layer_types"] = toy["layer_types"][:layers]  # type: ignore[index]
 
@@ -116,6 +118,18 @@ def _shrink_rotary(toy: dict[str, object], model_type: str) -> None:
         toy["rotary_emb_base"] = _ROTARY_BASE
     else:
         toy["rope_theta"] = _ROTARY_BASE
+
+
+def _rotate_pairs(toy: dict[str, object], head_width: int) -> None:
+    """Phi rotates a fraction of a head's rows; in a narrow head that may be no whole pair."""
+    parameters = toy.get("rope_parameters")
+    key = "partial_rotary_factor"
+    place = parameters if isinstance(parameters, dict) and key in parameters else toy
+    fraction = place.get(key, 0.5)
+    if isinstance(fraction, int | float):
+        rotated = int(head_width * fraction)
+        if rotated < 2 or rotated % 2:
+            place[key] = 2 / head_width
 
 
 def _shrink_labels(toy: dict[str, object], full_width: int, width: int) -> None:
