@@ -77,6 +77,7 @@ def test_files_in_and_out(capsys, tmp_path):
     ("arguments", "message"),
     [
         ("--widths 2,0,1 --degree 2", "every width must be at least 1"),
+        ("--widths 2,-3,1 --degree 2", "every width must be at least 1"),
         ("--widths 2,2,1 --degree 1", "at least 2"),
         ("--widths 2,2,2,1 --degrees 2", "2 hidden layers but 1 degrees"),
         ("--widths 2,2,2,1 --degrees 2,2,2", "2 hidden layers but 3 degrees"),
@@ -85,6 +86,8 @@ def test_files_in_and_out(capsys, tmp_path):
         ("--widths 2,x,1 --degree 2", "whole numbers"),
         ("--widths 2,3,3,1 --degree 3 --primes 7", "not above the total degree 9"),
         ("--widths 2,3,3,1 --degree 3 --primes 91", "not a prime"),
+        ("--widths 2,3,3,1 --degree 3 --primes 4294967311", "is not below 2^31"),
+        ("--widths 60,60,60,60 --degree 3", "beyond the 5000 that fit into memory"),
         ("--widths 2,2,1 --activation z^^3", "cannot be read"),
         ("--file missing.csv", "cannot be read"),
         ("--widths 2,2,1 --degree 2 --out x.csv", "go with --file"),

@@ -53,8 +53,8 @@ class Row:
 
 
 def parse_widths(text: str, what: str) -> list[int]:
-    """Whole numbers separated by commas, spaces or hyphens."""
-    parts = text.replace(",", " ").replace("-", " ").split()
+    """Whole numbers separated by commas or spaces."""
+    parts = text.replace(",", " ").split()
     try:
         return [int(part) for part in parts]
     except ValueError:

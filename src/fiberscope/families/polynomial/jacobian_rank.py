@@ -29,6 +29,10 @@ from fiberscope.numbers.prime_field import (
 from fiberscope.numbers.prime_kernels import PrimeKernel, kernel_of
 
 
+MOST_ROWS = 5000
+"""Largest matrix whose rank is attempted."""
+
+
 @dataclass(frozen=True)
 class RankTrial:
     """One rank modulo one prime.
@@ -50,8 +54,10 @@ class RankTrial:
 
 def check_prime(architecture: Architecture, prime: int) -> None:
     """Raise ``InputError`` unless ``prime`` is a usable prime above the total degree."""
-    if not 2 <= prime < PRIME_RANGE[1] or not is_prime(prime):
-        raise InputError(f"{prime} is not a prime number below 2^31: give one, or none")
+    if prime >= PRIME_RANGE[1]:
+        raise InputError(f"the prime {prime} is not below 2^31: give a smaller one, or none")
+    if not is_prime(prime):
+        raise InputError(f"{prime} is not a prime number: give one, or none")
     if prime <= architecture.total_degree:
         raise InputError(
             f"the prime {prime} is not above the total degree {architecture.total_degree}: "
@@ -114,8 +120,19 @@ def undersampled_rank(
 def jacobian_gram(
     architecture: Architecture, points: int, kernel: PrimeKernel, rng: np.random.Generator
 ) -> NDArray[Any]:
-    """``J D J^T`` at a random network and random inputs, shape ``(points * outputs,) * 2``."""
+    """``J D J^T`` at a random network and random inputs, shape ``(points * outputs,) * 2``.
+
+    Raises
+    ------
+    InputError
+        If the matrix would be larger than :data:`MOST_ROWS`.
+    """
     widths, outputs = architecture.widths, architecture.widths[-1]
+    if points * outputs > MOST_ROWS:
+        raise InputError(
+            f"{architecture} needs the rank of a matrix with {points * outputs} rows, beyond the "
+            f"{MOST_ROWS} that fit into memory: use smaller widths"
+        )
     weights, slopes = [], []
     features = [kernel.random(rng, (points, widths[0]))]
     for layer in range(1, architecture.layers + 1):
