@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +90,8 @@ class Entry:
         return [found.statement for found in self.found.conditions if not found.holds]
 
 
-def entries() -> list[Entry]:
+@cache
+def entries() -> tuple[Entry, ...]:
     """All models, in the order of the index."""
     index: dict[str, Any] = json.loads((DOCS / "atlas/index.json").read_text())
     found = []
@@ -96,7 +99,7 @@ def entries() -> list[Entry]:
         path = DOCS / "atlas/configs" / model["config"]
         config = json.loads(path.read_text())
         found.append(Entry(model["name"], model["config"], ledger(architecture(config, path.name))))
-    return found
+    return tuple(found)
 
 
 def percent(share: float) -> str:
@@ -118,7 +121,7 @@ def page() -> str:
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
-def introduction(models: list[Entry]) -> str:
+def introduction(models: Sequence[Entry]) -> str:
     """The head of the page, with the range of the shares and one paragraph of a report."""
     low = min(models, key=lambda entry: entry.share)
     high = max(models, key=lambda entry: entry.share)
@@ -132,7 +135,7 @@ def introduction(models: list[Entry]) -> str:
     )
 
 
-def table(family: str, members: list[Entry]) -> str:
+def table(family: str, members: Sequence[Entry]) -> str:
     """One table for the models of an architecture."""
     (observable,) = {entry.found.observable.value for entry in members}
     observed = "last hidden state" if observable == "hidden" else observable

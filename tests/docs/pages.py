@@ -1,0 +1,36 @@
+"""The pages of the documentation and how each is checked."""
+
+from __future__ import annotations
+
+from scripts.doc_blocks import ROOT
+
+RUN_HERE = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/atlas.md",
+    "docs/index.md",
+    "docs/inspect.md",
+    "docs/mechanisms.md",
+    "docs/verification.md",
+)
+"""Pages whose blocks are all run by test_commands.py."""
+
+RUN_ELSEWHERE = {
+    "docs/families.md": "tests/analysis/test_documentation.py",
+    "docs/polynomial-benchmarks.md": "tests/cli/test_polynomial_docs.py",
+    "docs/polynomial-networks.md": "tests/cli/test_polynomial_docs.py",
+    "docs/polynomial-weights.md": "tests/cli/test_polynomial_docs.py",
+}
+"""Pages with a test of their own."""
+
+FRAGMENTS = {
+    "docs/adding-an-architecture.md": "lines of a table, which need the table around them",
+}
+"""Pages whose blocks cannot run by themselves, and why."""
+
+PAGES = tuple(
+    sorted(
+        str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    )
+)
+"""Every page of the repository."""
