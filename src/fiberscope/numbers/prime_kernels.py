@@ -20,7 +20,7 @@ NARROW_RANGE = (1 << 22, 1 << 23)
 _BLOCK = 32
 """Columns that elimination treats at once, so that most of its work is BLAS products."""
 
-_OWN_ELIMINATION = 200
+_OWN_ELIMINATION = 120
 """From this size on elimination in float64 beats handing the entries to python-flint."""
 
 _CHUNK = 256
@@ -141,47 +141,50 @@ class NarrowKernel(PrimeKernel):
             stop = min(start + _BLOCK, work.shape[1])
             if found == len(work):
                 break
-            order, factors, count = self._panel(work[found:, start:stop])
+            order, factors, solved = self._panel(work[found:, start:stop])
+            count = len(solved)
             if count and stop < work.shape[1]:
                 rest = work[found:, stop:][order]
-                for row in range(1, count):
-                    rest[row] = self.reduce(rest[row] - factors[:row, row] @ rest[:row])
-                work[found + count :, stop:] = self.reduce(
-                    rest[count:] - factors[:count, count:].T @ rest[:count]
-                )
+                heads = self.reduce(solved @ rest[:count])
+                work[found + count :, stop:] = self.reduce(rest[count:] - factors.T @ heads)
             found += count
         return found
 
     def _panel(
         self, panel: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
-        """Eliminate a few columns: row order, factors (one row for each pivot), pivots found."""
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """Eliminate a few columns.
+
+        Returns the order of the rows (pivots first), the factors of the rows below (one row for
+        each pivot), and the inverse of the triangle of the pivot rows' own factors.
+        """
         columns = np.ascontiguousarray(panel.T)
-        factors = np.zeros_like(columns)
-        order = np.arange(columns.shape[1])
+        width, height = columns.shape
+        factors, solved = np.zeros((width, height)), np.eye(width)
+        order = np.arange(height)
         count = 0
-        for position in range(len(columns)):
-            column = columns[position]
-            for row in range(1, count):
-                column[row : row + 1] = self.reduce(
-                    column[row : row + 1] - factors[:row, row] @ column[:row]
-                )
+        for column in columns:
+            if count == height:
+                break
             if count:
-                column[count:] = self.reduce(
-                    column[count:] - column[:count] @ factors[:count, count:]
-                )
+                heads = self.reduce(solved[:count, :count] @ column[:count])
+                column[count:] = self.reduce(column[count:] - heads @ factors[:count, count:])
             below = np.flatnonzero(column[count:])
             if not len(below):
                 continue
             pivot = count + int(below[0])
-            for array in (columns, factors, order):
-                array[..., [count, pivot]] = array[..., [pivot, count]]
+            if pivot != count:
+                for array in (columns, factors, order):
+                    array[..., [count, pivot]] = array[..., [pivot, count]]
+            if count:
+                solved[count, :count] = -self.reduce(
+                    factors[:count, count] @ solved[:count, :count]
+                )
             inverse = pow(int(column[count]), -1, self.prime)
-            factors[count, count + 1 :] = self.reduce(column[count + 1 :] * self.convert([inverse]))
+            scale = inverse - self.prime if inverse > self.prime // 2 else inverse
+            factors[count, count + 1 :] = self.reduce(column[count + 1 :] * float(scale))
             count += 1
-            if count == columns.shape[1]:
-                break
-        return order, factors, count
+        return order, factors[:count, count:], solved[:count, :count]
 
 
 def kernel_of(prime: int) -> PrimeKernel:

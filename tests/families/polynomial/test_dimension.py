@@ -51,7 +51,7 @@ def test_nearly_all_of_the_table_is_proved():
     assert sum(proved) >= 0.95 * len(proved)
     for result in found:
         assert (result.error_probability == 0) is (result.status is DimensionStatus.PROVED)
-        assert result.error_probability < 1e-9
+        assert result.error_probability < 1e-6
 
 
 @pytest.mark.parametrize("row", table("activations.csv"), ids=lambda row: row["widths"])
@@ -234,8 +234,8 @@ def test_seeds_repeat():
     first, second = dimension(architecture, 4), dimension(architecture, 4)
     assert first == second
     assert first.status is DimensionStatus.PROBABLE
-    # One small prime, then three word-size ones.
-    assert [trial.prime > 2**30 for trial in first.trials] == [False, True, True, True]
+    # One small prime, then two word-size ones.
+    assert [trial.prime > 2**30 for trial in first.trials] == [False, True, True]
     assert first.to_dict()["status"] == "PROBABLE"
 
 

@@ -22,7 +22,7 @@ from fiberscope.families.polynomial.theorems import Answer, Notion, answers
 from fiberscope.numbers.prime_kernels import NARROW_RANGE, random_narrow_prime
 from fiberscope.verdict import to_plain
 
-DEFAULT_TRIALS = 3
+DEFAULT_TRIALS = 2
 
 
 class DimensionStatus(Enum):
