@@ -12,8 +12,7 @@ from fiberscope.checkpoints.architecture.registry import MODEL_TYPES, architectu
 FOLDER = ROOT / "docs/atlas"
 
 TOTALS = {
-    # Parameter totals of the models' pages and papers, tied tables once. The classes of transformers
-    # have as many for these configurations.
+    # Parameter totals of the models' pages and papers, tied tables once.
     "gpt2-small.json": 124_439_808,
     "gpt2-medium.json": 354_823_168,
     "gpt2-large.json": 774_030_080,
@@ -127,3 +126,15 @@ def test_counts_by_hand():
     d, layers, heads, r, f = 768, 12, 12, 64, 3072
     by_layer = 2 * heads * r * r + 2 * d + 4 * d + (3 * d + f) + (d + 1 + f + 1)
     assert found["gpt2-small.json"] == layers * by_layer + 1024
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", MODEL_TYPES)
+def test_totals_by_the_class(kind):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from tests.checkpoints.architecture.published import published_model
+
+    config = next(c for m in index() if (c := config_of(m["config"]))["model_type"] == kind)
+    model = published_model(config, meta=True)
+    assert sum(p.numel() for p in model.parameters()) == architecture(config).parameters
