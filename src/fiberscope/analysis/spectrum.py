@@ -351,7 +351,7 @@ def spectrum_along(
     for t in sorted(points, key=abs, reverse=True):
         progress(f"spectrum at t = {float(t):g}")
         depth = max(orders or {0: 0}) * max(0.0, -np.log2(abs(float(t))))
-        start = max(128, int(64 + 3.33 * digits + 2 * (depth + 40)))
+        start = max(128, int(32 + 3.33 * digits + 2 * (depth + 28)))
         spectra[t] = enclosed_spectrum(
             family, points[t], design, digits=digits, start_bits=start if orders else 256
         )

@@ -56,7 +56,8 @@ def matrix_spectrum() -> PathSpectrum:
     path, bank = matrix_case()
     points = {Fraction(t): path.at(Fraction(t)) for t in SMALLEST}
     orders = theorem_orders(path.architecture)
-    return spectrum_along(DeepAttention(path.architecture), points, bank, orders=orders)
+    family = DeepAttention(path.architecture)
+    return spectrum_along(family, points, bank, orders=orders, digits=40)
 
 
 def test_matrix_case(matrix_spectrum: PathSpectrum) -> None:

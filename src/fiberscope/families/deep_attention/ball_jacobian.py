@@ -145,11 +145,13 @@ def _one_input(
         parts: dict[str, list[NDArray[Any]]] = {"Q": [], "K": [], "V": []}
         for record in records[layer - 1]:
             through = _backward_head(architecture, layer, record, stack, outputs, system, parts)
-            back = through if back is None else back + through
+            if through is not None:
+                back = through if back is None else back + through
         for kind, pieces in parts.items():
             if pieces:
                 blocks[f"{kind}{layer}"] = np.stack(pieces, axis=1)
-        stack = back + stack if architecture.residual else back
+        if layer > 1:
+            stack = back + stack if architecture.residual else back
     return blocks
 
 
@@ -201,8 +203,11 @@ def _backward_head(
     outputs: int,
     system: Balls,
     parts: dict[str, list[NDArray[Any]]],
-) -> Matrix:
-    """Add the head's parameter blocks to ``parts``; return the cotangents of its input tokens."""
+) -> Matrix | None:
+    """Add the head's parameter blocks to ``parts``; return the cotangents of its input tokens.
+
+    The first layer's input is given, so there is nothing to return.
+    """
     flint, tokens = system.flint, architecture.tokens
     head, x = record.head, record.tokens
     width_in, width_out = architecture.widths[layer - 1], architecture.widths[layer]
@@ -213,7 +218,6 @@ def _backward_head(
         cotangents = [g * head.value for g in cotangents]
     else:
         cotangents = [g / architecture.heads[layer - 1] for g in cotangents]
-    mixed_stack = _stacked(cotangents, flint)
     # Entry (a, (o, b)): cotangent of the score s_ab in output o.
     x_columns = x.transpose()
     score_rows: list[Any] = []
@@ -245,7 +249,9 @@ def _backward_head(
     key_block = _block(x_columns * query_sums, (width_in, outputs, rank))
     parts["Q"].append(query_block.transpose(1, 0, 2))
     parts["K"].append(key_block.transpose(1, 0, 2))
-    back = record.weights.transpose() * mixed_stack
+    if layer == 1:
+        return None
+    back = record.weights.transpose() * _stacked(cotangents, flint)
     into_query = [m * head.query.transpose() for m in _rows(key_sums, outputs, rank, flint)]
     into_key = [m * head.key.transpose() for m in _rows(query_sums, outputs, rank, flint)]
     return back + _stacked(into_query, flint) + _stacked(into_key, flint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from fiberscope.verdict import Evidence, Status, to_plain
 LARGEST_JET_ORDER = 60
 """Jets beyond this order are left to the ball minor."""
 
-MOST_BITS = 2048
+MOST_BITS = 1024
 """Precision at which a determinant that still contains zero is given up."""
 
 ELIMINATION_BITS = 512
@@ -294,16 +294,16 @@ def _minor_bound(
 ) -> tuple[int, Evidence]:
     family = DeepAttention(architecture)
     parameters = family.generic(np.random.default_rng([seed, 0]))
-    best: tuple[int, int, int] = (-1, 0, 0)
-    for size in _bank_sizes(architecture, upper, inputs):
-        bank = family.design(size, np.random.default_rng([seed, 1]))
-        before = best[0]
+    # Deep outputs tell little beyond their mean: one number per coordinate is what counts.
+    least = 1 + -(-upper // architecture.widths[-1]) if inputs is None else inputs
+    rank = bits = used = 0
+    for used in (least, 2 * least) if inputs is None else (least,):
+        bank = family.design(used, np.random.default_rng([seed, 1]))
         rank, bits = certified_rank(family, parameters, bank, columns=point.complement, seed=seed)
-        if rank > before:
-            best = (rank, size, bits)
-        if best[0] in (upper, before):
+        if rank == upper:
             break
-    rank, used, bits = best
+    if rank < upper:
+        rank, bits = certified_rank(family, parameters, bank, seed=seed)
     return rank, Evidence(
         f"{rank} combinations of rows of the Jacobian at a random point and {used} random inputs "
         f"are independent: ball arithmetic at {bits} bits keeps a determinant of that size away "
@@ -324,9 +324,10 @@ def certified_rank(
 ) -> tuple[int, int]:
     """Proved lower bound of the Jacobian's rank at a point, and the precision in bits.
 
-    First one determinant: random integer combinations of the rows, restricted to ``columns``
-    (which should span a complement of the kernel), at 64, 128, ... bits until the ball excludes
-    zero. Failing that, elimination with complete pivoting counts the pivots that exclude zero.
+    With ``columns``, which should span a complement of the kernel, one determinant: random integer
+    combinations of the rows restricted to them, at 64, 128, ... bits until the ball excludes zero;
+    the rank 0 is returned where it never does. Without, elimination with complete pivoting counts
+    the pivots that exclude zero.
 
     Parameters
     ----------
@@ -337,13 +338,14 @@ def certified_rank(
     bank
         Inputs.
     columns
-        Columns of the determinant; without them only the elimination is done.
+        Columns of the determinant.
     seed
         Seeds the combinations.
     """
-    architecture, bits = family.architecture, 64
+    architecture = family.architecture
+    bits = 64 if columns is not None else ELIMINATION_BITS
     rng = np.random.default_rng([seed, 2])
-    while True:
+    while bits <= MOST_BITS:
         system = Balls(bits)
         with system.precision():
             point = {name: system.array(value) for name, value in parameters.items()}
@@ -352,14 +354,15 @@ def certified_rank(
             size = min(full.nrows(), full.ncols() if columns is None else len(columns))
             mix = system.matrix(system.array(rng.integers(-9, 10, (size, full.nrows()))))
             mixed = mix * full
-            if columns is not None and size == len(columns):
-                table = mixed.tolist()
-                minor = system.flint.arb_mat([[row[c] for c in columns] for row in table])
-                if not minor.det().contains(0):
-                    return size, bits
-            if bits * 2 > MOST_BITS or (columns is None and bits >= ELIMINATION_BITS):
+            if columns is None:
                 return pivots_away_from_zero(mixed), bits
+            if size < len(columns):
+                return 0, bits
+            minor = system.flint.arb_mat([[row[c] for c in columns] for row in mixed.tolist()])
+            if not minor.det().contains(0):
+                return size, bits
         bits *= 2
+    return 0, MOST_BITS
 
 
 def pivots_away_from_zero(matrix: Any) -> int:
@@ -385,3 +388,44 @@ def pivots_away_from_zero(matrix: Any) -> int:
         work[rank + 1 :, rank:] = work[rank + 1 :, rank:] - factors[:, None] * work[rank, rank:]
         rank += 1
     return rank
+
+
+def effective_map_rank(architecture: Architecture, seed: int = 0) -> int:
+    """Generic rank of ``(Q, K, V) -> (L, M_1, ..., M_D)``, computed modulo a prime.
+
+    It bounds the functional dimension of a normalized network from above, and equals it wherever
+    effective parameters are identifiable at a generic point (Konda, Theorem 1 and Corollary A.1).
+    """
+    rng = np.random.default_rng(seed)
+    system = PowerSeries(1)
+    duals = DualNumbers(system)
+    space = architecture.space
+    flat = duals.variables(system.array(rng.integers(1, JET_PRIME, space.size)))
+    named = {name: flat[window].reshape(space.shapes[name]) for name, window in space.slices()}
+    product: Any = None
+    pieces = []
+    for layer in range(1, architecture.depth + 1):
+        q, k = named[f"Q{layer}"][0], named[f"K{layer}"][0]
+        if product is not None:
+            q, k = product.swapaxes(0, 1) @ q, product.swapaxes(0, 1) @ k
+        pieces.append((q @ k.swapaxes(0, 1)).tangent.coefficients[0].reshape(space.size, -1))
+        value = named[f"V{layer}"][0]
+        product = value if product is None else value @ product
+    pieces.append(product.tangent.coefficients[0].reshape(space.size, -1))
+    return ResidueField().rank(np.concatenate(pieces, axis=1))
+
+
+def closed_form(widths: Sequence[int], ranks: Sequence[int]) -> int:
+    """Closed form for the dimension of a serial, single-head normalized network.
+
+    ``delta_D d_D + sum_i delta_i (delta_{i-1} - delta_i) + alpha_i (2 delta_{i-1} - alpha_i)`` with
+    ``delta_i = min(d_0, ..., d_i)`` and ``alpha_i = min(r_i, delta_{i-1})``. Exact for equal
+    widths; for unequal ones an upper bound, too large where a layer's output has directions that
+    no later layer reads.
+    """
+    deltas = [min(widths[: i + 1]) for i in range(len(widths))]
+    total = deltas[-1] * widths[-1]
+    for i, rank in enumerate(ranks, start=1):
+        alpha = min(rank, deltas[i - 1])
+        total += deltas[i] * (deltas[i - 1] - deltas[i]) + alpha * (2 * deltas[i - 1] - alpha)
+    return total

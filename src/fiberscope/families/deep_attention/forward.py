@@ -8,7 +8,7 @@ import numpy as np
 
 from fiberscope.errors import InputError
 from fiberscope.families.deep_attention.architecture import Architecture
-from fiberscope.families.deep_attention.normalizers import Normalizer
+from fiberscope.families.deep_attention.normalizers import Normalizer, Softmax
 from fiberscope.numbers import Array, Dual, NumberSystem
 
 
@@ -69,11 +69,27 @@ def attention_weights(
     if architecture.normalizers is None:
         return scores * causal_mask(architecture.tokens) if architecture.causal else scores
     phi = architecture.normalizers[layer - 1]
-    weights = phi.apply(scores, system)
-    require_positive(phi, layer, weights)
+    if isinstance(phi, Softmax) and _is_floating(scores):
+        weights = phi.apply(scores - _row_maximum(architecture, scores), system)
+    else:
+        weights = phi.apply(scores, system)
+        require_positive(phi, layer, weights)
     if architecture.causal:
         weights = weights * causal_mask(architecture.tokens)
     return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _is_floating(scores: Array) -> bool:
+    values = scores.value if isinstance(scores, Dual) else scores
+    return isinstance(values, np.ndarray) and values.dtype.kind in "fc"
+
+
+def _row_maximum(architecture: Architecture, scores: Array) -> Array:
+    """Largest score of every row, as a constant: a shift that softmax does not see."""
+    values = np.real(scores.value if isinstance(scores, Dual) else scores)
+    if architecture.causal:
+        values = np.where(causal_mask(architecture.tokens) > 0, values, -np.inf)
+    return values.max(axis=-1, keepdims=True)
 
 
 def require_positive(phi: Normalizer, layer: int, values: Array) -> None:

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from fiberscope.families.deep_attention.architecture import Architecture
 from fiberscope.numbers.fields import Field
 
+KINDS = ("factor", "interface", "unreached", "unseen", "scale", "skew")
+"""Kinds of exact kernel directions, as reports name them."""
+
 
 @dataclass(frozen=True)
 class KernelTangents:
@@ -21,8 +24,7 @@ class KernelTangents:
     Attributes
     ----------
     kinds
-        ``factor``, ``interface``, ``unreached``, ``unseen`` and ``scale``, each of shape
-        ``(directions, parameters)``.
+        Name of :data:`KINDS` -> rows of shape ``(directions, parameters)``.
     generic
         True when the reached and seen subspaces have the largest dimension that the widths allow,
         so that the ranks of these rows are at most the generic ones.
@@ -52,15 +54,15 @@ def kernel_tangents(
       ``dK_i`` in ``y x anything`` and ``dV_i`` in ``anything x y^T``;
     - *unseen*: for ``v`` that no later layer reads, ``dV_i`` in ``v x anything``;
     - *scale*: ``dQ = Q, dV = -V`` in every head of an unnormalized network; ``dV_i = V_i`` in all
-      heads before a LayerNorm without residual.
+      heads before a LayerNorm without residual;
+    - *skew* (unnormalized, unmasked, after a single head of rank one): all tokens are multiples of
+      one vector there, so a later score is seen through its symmetric part on what it can receive.
 
     Each is a tangent of an exact symmetry, so it lies in the kernel at every point.
     """
     space = architecture.space
     windows = dict(space.slices())
-    collected: dict[str, list[NDArray[Any]]] = {
-        kind: [] for kind in ("factor", "interface", "unreached", "unseen", "scale")
-    }
+    collected: dict[str, list[NDArray[Any]]] = {kind: [] for kind in KINDS}
     dtype = next(iter(parameters.values())).dtype if parameters else np.dtype(np.float64)
 
     def row(parts: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
@@ -120,6 +122,21 @@ def kernel_tangents(
                     for c in range(architecture.widths[layer - 1]):
                         part = single(f"V{layer}", (head, slice(None), c), v)
                         collected["unseen"].append(row({f"V{layer}": part}))
+    for layer in _after_collinear(architecture):
+        reach = reach_bases(architecture, parameters, field)[layer]
+        for head in range(architecture.heads[layer - 1]):
+            basis, as_expected = _skew(
+                parameters[f"Q{layer}"][head], parameters[f"K{layer}"][head], reach, field
+            )
+            generic = generic and as_expected
+            half = architecture.widths[layer - 1] * architecture.ranks[layer - 1]
+            shape = parameters[f"Q{layer}"].shape[1:]
+            for column in basis.T:
+                parts = {
+                    f"Q{layer}": single(f"Q{layer}", head, column[:half].reshape(shape)),
+                    f"K{layer}": single(f"K{layer}", head, column[half:].reshape(shape)),
+                }
+                collected["skew"].append(row(parts))
     empty = np.zeros((0, space.size), dtype=dtype)
     kinds = {kind: np.stack(rows) if rows else empty for kind, rows in collected.items()}
     return KernelTangents(kinds, generic)
@@ -184,14 +201,13 @@ def _interface(
     return parts
 
 
-def unreached_bases(
+def reach_bases(
     architecture: Architecture, parameters: Mapping[str, NDArray[Any]], field: Field
-) -> tuple[dict[int, NDArray[Any]], bool]:
-    """Per layer, columns ``y`` orthogonal to all tokens that it can receive."""
+) -> dict[int, NDArray[Any]]:
+    """Per layer, columns that span all tokens that it can receive."""
     dtype = next(iter(parameters.values())).dtype
     reach = _identity(architecture.widths[0], dtype)
-    generic = True
-    result: dict[int, NDArray[Any]] = {}
+    result = {1: reach}
     for layer in range(1, architecture.depth):
         width = architecture.widths[layer]
         if architecture.residual:
@@ -203,12 +219,59 @@ def unreached_bases(
             # A LayerNorm keeps the span of its centred inputs; times the width, without fractions.
             ones = np.ones((width, width), dtype=np.int64)
             reach = field.reduce((width * _identity(width, dtype) - ones) @ reach)
+        result[layer + 1] = reach
+    return result
+
+
+def unreached_bases(
+    architecture: Architecture, parameters: Mapping[str, NDArray[Any]], field: Field
+) -> tuple[dict[int, NDArray[Any]], bool]:
+    """Per layer, columns ``y`` orthogonal to all tokens that it can receive."""
+    generic = True
+    result: dict[int, NDArray[Any]] = {}
+    for layer, reach in reach_bases(architecture, parameters, field).items():
+        if layer == 1:
+            continue
         y = field.nullspace(reach.T)
-        expected = reached_width(architecture, layer)
-        generic = generic and architecture.widths[layer] - y.shape[1] == expected
+        expected = reached_width(architecture, layer - 1)
+        generic = generic and architecture.widths[layer - 1] - y.shape[1] == expected
         if y.shape[1]:
-            result[layer + 1] = y
+            result[layer] = y
     return result, generic
+
+
+def _after_collinear(architecture: Architecture) -> list[int]:
+    """Layers of an unnormalized network whose tokens are all multiples of one vector."""
+    if architecture.normalized or architecture.causal or not architecture.trainable_values:
+        return []
+    if architecture.residual or architecture.layer_norm:
+        return []
+    pairs = zip(architecture.ranks, architecture.heads, strict=True)
+    first = next((i for i, pair in enumerate(pairs, start=1) if pair == (1, 1)), None)
+    return [] if first is None else list(range(first + 1, architecture.depth + 1))
+
+
+def _skew(
+    query: NDArray[Any], key: NDArray[Any], reach: NDArray[Any], field: Field
+) -> tuple[NDArray[Any], bool]:
+    """Columns ``(dQ, dK)`` with ``sym(R^T (dQ K^T + Q dK^T) R) = 0``, and whether generically so.
+
+    Symmetric parts of products of rank ``r`` on ``delta`` dimensions are the symmetric matrices of
+    rank ``m = min(2 r, delta)``, a set of dimension ``m delta - m (m - 1) / 2``.
+    """
+    width, rank = query.shape
+    q, k = field.reduce(reach.T @ query), field.reduce(reach.T @ key)
+    columns = []
+    for other in (k, q):
+        for i in range(width):
+            for c in range(rank):
+                moved = np.outer(reach[i], other[:, c])
+                columns.append(field.reduce(moved + moved.T).reshape(-1))
+    matrix = np.stack(columns, axis=1)
+    basis = field.nullspace(matrix)
+    delta = width - field.nullspace(reach.T).shape[1]
+    m = min(2 * rank, delta)
+    return basis, 2 * width * rank - basis.shape[1] == m * delta - m * (m - 1) // 2
 
 
 def unseen_bases(
