@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fiberscope.checkpoints import twins
+from fiberscope.checkpoints.architecture.registry import architecture
+from fiberscope.checkpoints.ledger import ledger
 from fiberscope.report import verification
 from fiberscope.report.inspection_report import inspect
 from fiberscope.report.verification import verify
@@ -17,15 +22,43 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-# Small ones; the tests of the twins measure every class.
-@pytest.mark.parametrize(
-    ("config", "approximate"), [(shapes.BERT_BASE, 3), (shapes.OPT_125M, 1)], ids=["BERT", "OPT"]
-)
-def test_agrees(config: dict[str, Any], approximate: int, tmp_path: Path) -> None:
-    check = verify(report_of(tmp_path, config).inspection)
+@pytest.fixture(scope="module")
+def measured() -> Iterator[list[twins.TwinMeasurement]]:
+    """Measurements made by the tests of this file, so that one of them can be used again."""
+    kept: list[twins.TwinMeasurement] = []
+
+    def measure_and_keep(*arguments: Any) -> twins.TwinMeasurement:
+        kept.append(real(*arguments))
+        return kept[-1]
+
+    real = twins.measure
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(twins, "measure", measure_and_keep)
+        yield kept
+
+
+def test_agrees_and_catches_a_wrong_rule(
+    measured: list[twins.TwinMeasurement], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The smallest class; the tests of the twins measure all of them.
+    inspection = report_of(tmp_path, shapes.BERT_BASE).inspection
+    check = verify(inspection)
     assert check.agrees
-    assert check.measured_approximate == approximate
+    assert check.measured_approximate == 3  # one for each norm of one layer and the embedding's
     assert check.failing == ()
+
+    right = verification.ledger
+
+    def forgetful(*arguments: Any) -> Any:
+        found = right(*arguments)
+        kept = tuple(item for item in found.items if item.mechanism != "key bias")
+        return replace(found, items=kept)
+
+    monkeypatch.setattr(verification, "ledger", forgetful)
+    monkeypatch.setattr(twins, "measure", lambda *_: measured[-1])
+    wrong = verify(inspection)
+    assert not wrong.agrees
+    assert wrong.measured_exact - wrong.predicted_exact == 6  # one key bias of width 6 a layer
 
 
 def test_untied_weights_are_checked_untied(tmp_path: Path) -> None:
@@ -35,23 +68,6 @@ def test_untied_weights_are_checked_untied(tmp_path: Path) -> None:
     assert not report.ledger.architecture.tied
     check = verify(report.inspection)
     assert check.agrees
-    sizes = dict(check.sizes)
-    width, vocabulary = sizes["n_embd"], sizes["vocab_size"]
-    tied = verify(report_of(tmp_path, TINY_GPT2).inspection)
-    assert check.parameters - tied.parameters == int(str(width)) * int(str(vocabulary))
-
-
-def test_a_wrong_rule_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = verification.ledger
-
-    def forgetful(*arguments: Any) -> Any:
-        from dataclasses import replace
-
-        found = right(*arguments)
-        kept = tuple(item for item in found.items if item.mechanism != "key bias")
-        return replace(found, items=kept)
-
-    monkeypatch.setattr(verification, "ledger", forgetful)
-    check = verify(report_of(tmp_path, shapes.BERT_BASE).inspection)
-    assert not check.agrees
-    assert check.measured_exact - check.predicted_exact == 6  # one key bias of width 6 a layer
+    sizes = {name: int(str(value)) for name, value in check.sizes.items()}
+    tied = ledger(architecture({**TINY_GPT2, **sizes, "n_inner": 7}))
+    assert check.parameters - tied.parameters == sizes["n_embd"] * sizes["vocab_size"]

@@ -23,8 +23,8 @@ def toy_config(config: Mapping[str, object], *, layers: int = 2) -> dict[str, ob
     """A toy configuration of the same class with the same flags.
 
     Kept: class, tying, biases, activation, normalised queries and keys, grouped or not, rotary
-    fraction (in whole pairs) and scaling, parallel residual, type tables. Changed: sizes, so that the conditions
-    hold under which the counts are generic:
+    fraction (in whole pairs) and scaling, parallel residual, type tables. Changed: sizes, so that
+    the conditions hold under which the counts are generic:
 
     - width d = 8 with rotary positions, 6 without; head width r below d;
     - vocabulary at least 2d + 6, with a parallel residual also 2f + d + 2 + f/(d - 1), with
