@@ -145,14 +145,24 @@ def main() -> None:
         if number % 100 == 0:
             seconds = time.process_time() - start
             print(f"{number} patterns, {seconds:.0f} s CPU", file=sys.stderr, flush=True)
-    if options.out:
-        with open(options.out, "w", newline="") as handle:
-            writer = csv.DictWriter(handle, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+            report(rows, tally, options.out)
+    report(rows, tally, options.out)
     print(f"{len(rows)} patterns, {time.process_time() - start:.0f} s CPU, seed {options.seed}")
     for claim, count in sorted(tally.items()):
         print(f"{count:6d}  {claim}")
+
+
+def report(rows: list[dict[str, Any]], tally: Counter[str], out: str | None) -> None:
+    """Keep what is known so far, in case the run is stopped."""
+    if out is None:
+        return
+    with open(out, "w", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    with open(f"{out}.summary.txt", "w") as handle:
+        handle.write(f"{len(rows)} patterns\n")
+        handle.writelines(f"{count:6d}  {claim}\n" for claim, count in sorted(tally.items()))
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def _orthonormal_complement(kernel: NDArray[Any], columns: int, system: Balls) -
             for c in range(columns)
         ]
     )
-    triangle = _cholesky((basis.transpose() * basis).mid(), flint)
+    triangle = cholesky((basis.transpose() * basis).mid(), flint)
     return basis * triangle.inv().mid().transpose()
 
 
@@ -238,7 +238,7 @@ def _independent(kernel: NDArray[Any]) -> tuple[list[int], list[int]]:
     return [int(r) for r in rows], sorted(int(c) for c in columns)
 
 
-def _cholesky(matrix: Matrix, flint: Any) -> Matrix:
+def cholesky(matrix: Matrix, flint: Any) -> Matrix:
     """Lower triangular factor of the midpoints of a positive definite matrix."""
     table = matrix.tolist()
     size = len(table)

@@ -1,14 +1,17 @@
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flint")
 
 from fiberscope.families.deep_attention import (
+    DeepAttention,
     certified_dimension,
     deep_attention_architecture,
     kernel_ranks,
 )
+from fiberscope.families.deep_attention.dimension import closed_form, effective_map_rank
 from fiberscope.verdict import Status
 
 # Henry, Marchetti and Kohn's settings; values confirmed by float64 ranks with a clear gap.
@@ -121,3 +124,42 @@ def test_matrix_case_with_residual_and_heads() -> None:
     )
     result = certified_dimension(architecture)
     assert (result.status, result.dimension) == (Status.CERTIFIED, 84 - 16)
+
+
+@pytest.mark.parametrize(
+    ("widths", "ranks", "true", "formula"),
+    [([5, 4, 1], [1, 1], 23, 24), ([6, 5, 2], [1, 1], 34, 35), ([6, 5, 1], [3, 1], 44, 46),
+     ([4, 6, 4], [2, 3], 43, 43), ([4, 2, 3, 4], [1, 2, 1], 26, 26)],
+)  # fmt: skip
+def test_closed_form_only_bounds(
+    widths: list[int], ranks: list[int], true: int, formula: int
+) -> None:
+    architecture = deep_attention_architecture(widths=widths, ranks=ranks, tokens=3)
+    assert effective_map_rank(architecture) == true
+    assert closed_form(widths, ranks) == formula
+
+
+@pytest.mark.parametrize(("width", "ranks", "dimension"), [
+    # Behind a rank-one layer only the symmetric part of a score counts: the formula
+    # d^2 + sum r (2 d - r) - D loses r (2 d - r) minus the dimension of these symmetric parts.
+    (2, [1, 2], 9 - 1), (3, [1, 2], 20 - 2), (3, [1, 3], 21 - 3), (4, [1, 2], 33 - 2),
+    (4, [2, 1], 33), (3, [2, 2], 23),
+])  # fmt: skip
+def test_lightning_behind_a_rank_one_layer(width: int, ranks: list[int], dimension: int) -> None:
+    wiring: dict[str, Any] = {"widths": [width] * 3, "ranks": ranks, "normalizers": None}
+    for tokens in (2, 4):
+        assert certified(**wiring, tokens=tokens) == dimension
+    kernel = kernel_ranks(deep_attention_architecture(**wiring, tokens=3))
+    assert (kernel["skew"] > 0) == (ranks[0] == 1)
+
+
+def test_lightning_function_sees_only_the_symmetric_part() -> None:
+    family = DeepAttention.build(widths=[3] * 3, ranks=[1, 3], tokens=4, normalizers=None)
+    rng = np.random.default_rng(0)
+    parameters = family.generic(rng)
+    bank = family.design(5, rng)
+    skew = np.array([[0.0, 1, 2], [-1, 0, 3], [-2, -3, 0]])
+    moved = dict(parameters)
+    score = parameters["Q2"][0] @ parameters["K2"][0].T + skew
+    moved["Q2"], moved["K2"] = score[None], np.eye(3)[None]
+    assert np.allclose(family.observe(moved, bank), family.observe(parameters, bank))
