@@ -1,6 +1,6 @@
 # make inspect [MODEL=path]   the report of a checkpoint; without MODEL, of the shipped example
 # make test                   everything that is checked before a change is merged
-# make bench                  the benchmarks, against their limits
+# make bench                  the benchmarks (hours; BENCHMARKS=benchmarks/name.py for one)
 # make docs                   regenerate the generated pages and the output shown in the docs
 #
 # Needs make and Python 3.11 or newer (PYTHON=python3.12 chooses another one). Everything is

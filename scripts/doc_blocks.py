@@ -2,8 +2,9 @@
 
 A ``console`` block holds commands (lines that begin with ``$ ``) and what they print; a line
 ``[...]`` stands for any number of lines left out. A command's output must be exactly what the block
-shows, unless the block is fenced ``console varies``, which is run only. A ``python`` block runs in
-one namespace with the earlier ones of its page; a ``text`` block right after it is what it prints.
+shows; where the block shows none, or is fenced ``console varies``, it is run only. A ``python``
+block runs in one namespace with the earlier ones of its page; a ``text`` block right after it is
+what it prints. A block fenced with ``file=NAME`` is a file that commands and examples can use.
 """
 
 from __future__ import annotations
@@ -55,6 +56,12 @@ class Block:
     def text(self) -> str:
         """The content with a line break at its end."""
         return "".join(f"{line}\n" for line in self.lines)
+
+    @property
+    def file(self) -> str | None:
+        """Name of the file that the block is, if it is one."""
+        names = [option.removeprefix("file=") for option in self.options if "file=" in option]
+        return names[0] if names else None
 
 
 @dataclass(frozen=True)
@@ -109,13 +116,16 @@ def matches(shown: tuple[str, ...], printed: list[str]) -> bool:
     return bool(printed) and shown[0] == printed[0] and matches(shown[1:], printed[1:])
 
 
-def furnish(folder: Path, models: dict[str, Path]) -> None:
-    """Make a folder look like the root of the repository, with models beside it."""
+def furnish(folder: Path, page: str, models: dict[str, Path]) -> None:
+    """Make a folder look like the root of the repository, with models and the page's files."""
     for path in ROOT.iterdir():
         if not path.name.startswith("."):
             (folder / path.name).symlink_to(path)
     for name, path in models.items():
         (folder / name).symlink_to(path)
+    for block in blocks(page):
+        if block.file is not None:
+            (folder / block.file).write_text(block.text)
 
 
 def environment() -> dict[str, str]:

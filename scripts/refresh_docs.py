@@ -32,7 +32,7 @@ def refresh(path: Path) -> list[str]:
     }
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        furnish(folder, models)
+        furnish(folder, page, models)
         replaced: list[tuple[int, int, list[str]]] = []
         for block in blocks(page):
             if block.language != "console":

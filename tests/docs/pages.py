@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from scripts.doc_blocks import ROOT
 
-RUN_HERE = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "docs/atlas.md",
-    "docs/index.md",
-    "docs/inspect.md",
-    "docs/mechanisms.md",
-    "docs/verification.md",
-)
-"""Pages whose blocks are all run by test_commands.py."""
-
 RUN_ELSEWHERE = {
     "docs/families.md": "tests/analysis/test_documentation.py",
     "docs/polynomial-benchmarks.md": "tests/cli/test_polynomial_docs.py",
@@ -34,3 +23,6 @@ PAGES = tuple(
     )
 )
 """Every page of the repository."""
+
+RUN_HERE = tuple(page for page in PAGES if page not in {*RUN_ELSEWHERE, *FRAGMENTS})
+"""Pages whose blocks are all run by test_commands.py."""
