@@ -128,3 +128,11 @@ def test_one_architecture_is_instant():
     assert json.loads(done.stdout)["dimension"] == 65
     assert float(done.stderr) < 2.0
     assert time.perf_counter() - start < 20.0
+
+
+def test_missing_python_flint_is_a_sentence(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flint", None)
+    code, out, err = run(capsys, *"dimension polynomial --widths 2,2,1 --degree 2".split())
+    assert (code, out) == (3, "")
+    assert "pip install 'fiberscope[exact]'" in err
+    assert len(err.strip().splitlines()) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from fiberscope.cli.output import check_new_file, console, print_json, write_file
-from fiberscope.cli.polynomial_files import canonicalize_file
+from fiberscope.cli.polynomial_files import canonicalize_file, is_polynomial_file
 from fiberscope.errors import InputError
 
 
@@ -28,8 +28,10 @@ def command(
     """
     if out is not None:
         check_new_file(out, overwrite)
-    if not weights.is_file():
-        raise InputError(f"{weights} is no file: give a weight file")
+    if not is_polynomial_file(weights) or not weights.is_file():
+        raise InputError(
+            f"{weights} is no weight file: give the .json or .npz file of a polynomial network"
+        )
     report, text = canonicalize_file(weights, exact, seed)
     if out is not None:
         write_file(out, text, overwrite)

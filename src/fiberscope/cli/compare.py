@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from fiberscope.cli.output import console, print_json
-from fiberscope.cli.polynomial_files import compare_files
+from fiberscope.cli.polynomial_files import compare_files, is_polynomial_file
 from fiberscope.errors import InputError
 
 
@@ -24,8 +24,10 @@ def command(first: Path, second: Path, exact: bool, seed: int, as_json: bool) ->
     DIFFERENT with a point where the values differ.
     """
     for path in (first, second):
-        if not path.is_file():
-            raise InputError(f"{path} is no file: give a weight file")
+        if not is_polynomial_file(path) or not path.is_file():
+            raise InputError(
+                f"{path} is no weight file: give the .json or .npz file of a polynomial network"
+            )
     found, report = compare_files(first, second, exact, seed)
     if as_json:
         print_json({"schema": "fiberscope/compare/1", "family": "polynomial", **report})

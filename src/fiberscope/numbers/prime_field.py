@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
+from fiberscope.numbers.balls import load_flint
 from fiberscope.numbers.system import Array, NumberSystem, UnsupportedError
 
 PRIME_RANGE = (1 << 30, 1 << 31)
@@ -315,18 +315,6 @@ def rank(matrix: NDArray[np.int64], prime: int) -> int:
     # Through integers: python-flint converts a list of them faster than a list of residues.
     integers = flint.fmpz_mat(rows, columns, matrix.reshape(-1).tolist())
     return int(flint.nmod_mat(integers, prime).rank())
-
-
-def load_flint() -> ModuleType:
-    """Import python-flint, or say in one sentence how to install it."""
-    try:
-        import flint
-    except ImportError:
-        raise InputError(
-            "exact arithmetic needs python-flint: pip install 'fiberscope[exact]'"
-        ) from None
-    module: ModuleType = flint
-    return module
 
 
 def is_prime(number: int) -> bool:

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fiberscope.errors import InputError
@@ -46,6 +46,7 @@ coefficients = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(coefficients, coefficients, st.fractions(max_denominator=5, min_value=-3, max_value=3))
 def test_text_and_arithmetic(first, second, at):
     p, q = Polynomial.of(first), Polynomial.of(second)

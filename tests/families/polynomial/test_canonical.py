@@ -226,6 +226,21 @@ def test_identifiable_weights():
     assert fiber(twins).neurons[0].kind == "redundant"
 
 
+def test_unbalanced_outputs_do_not_fool_the_local_rank():
+    """A narrow layer before many outputs: a few inputs give most values, but not the rank."""
+    rng = np.random.default_rng(3)
+    family = PolynomialNetwork(Architecture.build((5, 2, 1, 6), 2))
+    point = {
+        name: RATIONALS.array(rng.integers(1, 9, shape))
+        for name, shape in family.space.shapes.items()
+    }
+    precise = fiber(WeightedNetwork(family, point, True))
+    rounded = fiber(floating(WeightedNetwork(family, point, True)))
+    assert precise.jacobian_rank == rounded.jacobian_rank
+    # Quadratic forms of rank two, squared, times a vector: 9 + 6 - 1.
+    assert precise.jacobian_rank == 14
+
+
 def test_kruskal_rank():
     rows = RATIONALS.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]])
     assert kruskal_rank(rows, True) == 2

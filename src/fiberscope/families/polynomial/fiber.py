@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.errors import InputError
 from fiberscope.families.polynomial.architecture import ActivationKind
+from fiberscope.families.polynomial.bounds import upper_bound
 from fiberscope.families.polynomial.canonical import TOLERANCE
+from fiberscope.families.polynomial.jacobian_rank import rank_modulo
 from fiberscope.families.polynomial.network import PolynomialNetwork, evaluate
 from fiberscope.families.polynomial.rationals import RATIONALS
 from fiberscope.families.polynomial.theorems import KOHN, USEVICH, Notion, answers
 from fiberscope.families.polynomial.weights import WeightedNetwork
-from fiberscope.numbers import DualNumbers, PrimeField
+from fiberscope.numbers import PrimeField
 from fiberscope.numbers.prime_field import rank as rank_modulo_prime
 from fiberscope.symmetry import Kind, Scaling, SignFlip
 from fiberscope.verdict import to_plain
+
+MOST_ENTRIES = 300_000_000
+"""Largest array of derivatives that float64 weights may need."""
 
 MOST_SUBSETS = 20_000
 """Kruskal ranks are searched over at most this many subsets of rows."""
@@ -238,17 +244,29 @@ def _rank(rows: NDArray[np.float64]) -> int:
 
 
 def _jacobian_rank(network: WeightedNetwork, rng: np.random.Generator) -> int:
+    """Rank of the Jacobian at the weights, over all inputs."""
     family = network.family
-    points = family.sufficient_size + 1
-    if not network.exact:
-        return _rank(family.jacobian(network.parameters, family.design(points, rng)))
-    field = PrimeField.random(rng)
-    duals = DualNumbers(field)
-    flat = duals.variables(field.array(family.space.vector(network.parameters)))
-    named = {n: flat[w].reshape(family.space.shapes[n]) for n, w in family.space.slices()}
-    inputs = field.random_array((points, network.architecture.widths[0]), rng)
-    tangent = family.values(named, inputs, duals).tangent.values
-    return rank_modulo_prime(tangent.reshape(len(tangent), -1), field.prime)
+    bound = upper_bound(network.architecture).value
+    if network.exact:
+        trials = [
+            rank_modulo(network.architecture, bound, rng, given=network.parameters)
+            for _ in range(2)
+        ]
+        return max(trial.rank for trial in trials)
+    outputs = network.architecture.widths[-1]
+    points = bound // outputs + 4
+    while True:
+        if points * family.space.size * max(network.architecture.widths) > MOST_ENTRIES:
+            raise InputError(
+                f"{network.where or 'the network'} is too large for a dense Jacobian in float64: "
+                "give rational weights, which need none"
+            )
+        jacobian = family.jacobian(network.parameters, family.design(points, rng))
+        found = _rank(jacobian)
+        # One more random input that adds nothing: none ever will.
+        if points > bound or _rank(jacobian[:-outputs]) == found:
+            return found
+        points = min(2 * points, bound + 1)
 
 
 def _identifiable(

@@ -18,7 +18,8 @@ import numpy as np
 from fiberscope.errors import InputError
 from fiberscope.families.polynomial.activation import Polynomial, good_for_two
 from fiberscope.families.polynomial.theorems import KOHN, explicit_activation
-from fiberscope.numbers.prime_field import load_flint, random_prime
+from fiberscope.numbers.balls import load_flint
+from fiberscope.numbers.prime_field import random_prime
 from fiberscope.verdict import to_plain
 
 LARGEST_DEGREE = 200_000

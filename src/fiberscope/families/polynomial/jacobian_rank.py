@@ -9,7 +9,7 @@ the generic rank in characteristic zero: every value found is a certified lower 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, log2
@@ -27,7 +27,6 @@ from fiberscope.numbers.prime_field import (
     random_prime,
 )
 from fiberscope.numbers.prime_kernels import PrimeKernel, kernel_of
-
 
 MOST_ROWS = 5000
 """Largest matrix whose rank is attempted."""
@@ -70,6 +69,7 @@ def rank_modulo(
     bound: int,
     rng: np.random.Generator,
     prime: int | None = None,
+    given: Mapping[str, NDArray[Any]] | None = None,
 ) -> RankTrial:
     """Rank of the Jacobian at random points modulo a prime (random when none is given).
 
@@ -77,6 +77,13 @@ def rank_modulo(
     ----------
     bound
         A proved upper bound: reaching it ends the search, and this number of points suffices.
+    given
+        Rational weights ``W1``, ``b1``, ... to stand at, instead of random ones.
+
+    Raises
+    ------
+    ZeroDivisionError
+        If the prime divides the denominator of a given weight.
     """
     if prime is None:
         prime = random_prime(rng)
@@ -84,7 +91,7 @@ def rank_modulo(
     outputs = architecture.widths[-1]
     points = min(ceil(bound / outputs), bound) + 2
     while True:
-        gram = jacobian_gram(architecture, points, kernel, rng)
+        gram = jacobian_gram(architecture, points, kernel, rng, given)
         found = kernel.rank(gram)
         # `bound` points always suffice: each new one raises the rank until it stays for good.
         if found == bound or points > bound:
@@ -118,9 +125,15 @@ def undersampled_rank(
 
 
 def jacobian_gram(
-    architecture: Architecture, points: int, kernel: PrimeKernel, rng: np.random.Generator
+    architecture: Architecture,
+    points: int,
+    kernel: PrimeKernel,
+    rng: np.random.Generator,
+    given: Mapping[str, NDArray[Any]] | None = None,
 ) -> NDArray[Any]:
-    """``J D J^T`` at a random network and random inputs, shape ``(points * outputs,) * 2``.
+    """``J D J^T`` at random inputs, and random weights unless some are given.
+
+    Shape ``(points * outputs,) * 2``.
 
     Raises
     ------
@@ -133,15 +146,19 @@ def jacobian_gram(
             f"{architecture} needs the rank of a matrix with {points * outputs} rows, beyond the "
             f"{MOST_ROWS} that fit into memory: use smaller widths"
         )
+
+    def draw(name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        return kernel.random(rng, shape) if given is None else kernel.convert(given[name])
+
     weights, slopes = [], []
     features = [kernel.random(rng, (points, widths[0]))]
     for layer in range(1, architecture.layers + 1):
-        weight = kernel.random(rng, (widths[layer], widths[layer - 1]))
+        weight = draw(f"W{layer}", (widths[layer], widths[layer - 1]))
         weights.append(weight)
         if layer < architecture.layers:
             before = kernel.matmul(features[-1], np.ascontiguousarray(weight.T))
             if architecture.bias:
-                before = kernel.reduce(before + kernel.random(rng, widths[layer]))
+                before = kernel.reduce(before + draw(f"b{layer}", (widths[layer],)))
             value, slope = _activate(architecture, layer, before, kernel, rng)
             features.append(value)
             slopes.append(slope)

@@ -24,7 +24,7 @@ from fiberscope.families.polynomial.network import PolynomialNetwork
 from fiberscope.families.polynomial.oracle import Oracle
 from fiberscope.families.polynomial.rationals import RATIONALS
 from fiberscope.numbers import FLOAT64
-from fiberscope.numbers.prime_field import load_flint
+from fiberscope.numbers.balls import load_flint
 from fiberscope.verdict import to_plain
 
 MOST_BITS = 53.0
