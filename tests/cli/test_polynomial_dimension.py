@@ -88,6 +88,7 @@ def test_files_in_and_out(capsys, tmp_path):
         ("--widths 2,3,3,1 --degree 3 --primes 91", "not a prime"),
         ("--widths 2,3,3,1 --degree 3 --primes 4294967311", "is not below 2^31"),
         ("--widths 60,60,60,60 --degree 3", "beyond the 5000 that fit into memory"),
+        ("--widths 2,2,1 --activation z^3+1/11*z --primes 11", "divides a denominator"),
         ("--widths 2,2,1 --activation z^^3", "cannot be read"),
         ("--file missing.csv", "cannot be read"),
         ("--widths 2,2,1 --degree 2 --out x.csv", "go with --file"),

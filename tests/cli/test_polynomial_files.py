@@ -147,6 +147,16 @@ def test_bad_files_are_a_sentence(capsys, tmp_path, text, message):
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", [("fiber", "polynomial"), ("canonicalize",), ("compare",)])
+def test_overflow_is_a_sentence(capsys, tmp_path, command):
+    path = write(tmp_path / "w.json", [[[1e300, 2.0]], [[1e300]]], degree=5)
+    paths = (path, path) if command == ("compare",) else (path,)
+    code, out, err = run(capsys, *command, *paths)
+    assert (code, out) == (3, "")
+    assert "rational" in err
+    assert len(err.strip().splitlines()) == 1
+
+
 def test_missing_files(capsys, tmp_path):
     for arguments in (
         ("fiber", "polynomial", tmp_path / "none.json"),

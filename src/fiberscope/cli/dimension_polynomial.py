@@ -81,7 +81,7 @@ def _many(
 
         def report(done: int) -> None:
             if tick is not None:
-                tick(done, len(rows), "architectures")
+                tick(done - 1, len(rows), "an architecture")
 
         found = dimensions(
             [row.architecture for row in rows], seed, trials=trials, jobs=jobs, progress=report

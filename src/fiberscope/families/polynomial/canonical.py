@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.errors import InputError
 from fiberscope.families.polynomial.activation import Polynomial
 from fiberscope.families.polynomial.network import PolynomialNetwork, shifted_constant
 from fiberscope.parameters import Parameters
@@ -73,9 +74,21 @@ def canonical_form(
     ----------
     decompose
         With False the last quadratic layer is treated like any other.
+
+    Raises
+    ------
+    InputError
+        If scaling overflows in float64.
     """
-    work = _Reduction(family, parameters, decompose)
-    return work.run()
+    with np.errstate(all="ignore"):
+        form = _Reduction(family, parameters, decompose).run()
+    for array in form.parameters.values():
+        if array.dtype != object and not np.isfinite(array).all():
+            raise InputError(
+                "the weights are too far apart in size for a canonical form in float64 (it "
+                "overflows): make them rational"
+            )
+    return form
 
 
 @dataclass

@@ -75,7 +75,7 @@ def compare_networks(
     Raises
     ------
     InputError
-        If inputs or outputs differ in number.
+        If inputs or outputs differ in number, or values overflow in float64.
     """
     one, two = first.architecture, second.architecture
     if (one.widths[0], one.widths[-1]) != (two.widths[0], two.widths[-1]):
@@ -198,8 +198,11 @@ def _float_difference(
 ) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]] | None, bool]:
     """The largest difference at random points, and whether rounding leaves a doubt."""
     points = rng.standard_normal((_POINTS, first.architecture.widths[0]))
-    left, right = (n.family.values(_common(n, False), points, FLOAT64) for n in (first, second))
-    size = np.maximum(*(_absolute_values(n, np.abs(points)) for n in (first, second)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        left, right = (n.family.values(_common(n, False), points, FLOAT64) for n in (first, second))
+        size = np.maximum(*(_absolute_values(n, np.abs(points)) for n in (first, second)))
+    if not np.isfinite(size).all():
+        raise InputError("the values overflow in float64: scale the weights, or make them rational")
     share = np.abs(left - right) / np.where(size > 0, size, 1.0)
     worst = int(np.argmax(share.max(axis=1)))
     if share.max() > DIFFERENT_BEYOND:
@@ -250,13 +253,14 @@ def find_witness(family: PolynomialNetwork, first: Parameters, second: Parameter
         if middle is not None:
             candidates.append((*head, *middle, *tail))
     for witness in candidates:
-        moved = Comparison(Outcome.SAME, witness).carry(first)
+        with np.errstate(all="ignore"):
+            moved = Comparison(Outcome.SAME, witness).carry(first)
         for name in family.space.shapes:
             gap = moved[name] - second[name]
             if exact:
                 if any(entry != 0 for entry in gap.reshape(-1)):
                     break
-            elif np.abs(gap).max(initial=0.0) > 1e-8 * np.abs(second[name]).max(initial=1.0):
+            elif not np.abs(gap).max(initial=0.0) <= 1e-8 * np.abs(second[name]).max(initial=1.0):
                 break
         else:
             return witness

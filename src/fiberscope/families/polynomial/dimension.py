@@ -17,6 +17,7 @@ from fiberscope.families.polynomial.jacobian_rank import (
     error_probability,
     rank_modulo,
     repeated_rank,
+    usable_prime,
 )
 from fiberscope.families.polynomial.theorems import Answer, Notion, answers
 from fiberscope.numbers.prime_kernels import NARROW_RANGE, random_narrow_prime
@@ -162,7 +163,8 @@ def _random_trials(
     ran: list[RankTrial] = []
     if architecture.total_degree < NARROW_RANGE[0]:
         # A rank that meets the bound is a proof whatever the prime, and small ones are faster.
-        ran.append(rank_modulo(architecture, bound, rng, random_narrow_prime(rng)))
+        prime = usable_prime(architecture, rng, draw=random_narrow_prime)
+        ran.append(rank_modulo(architecture, bound, rng, prime))
     counted = 0
     while counted < trials and not (ran and ran[-1].rank == bound):
         if ran:

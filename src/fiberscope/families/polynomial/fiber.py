@@ -13,7 +13,7 @@ from fiberscope.errors import InputError
 from fiberscope.families.polynomial.architecture import ActivationKind
 from fiberscope.families.polynomial.bounds import upper_bound
 from fiberscope.families.polynomial.canonical import TOLERANCE
-from fiberscope.families.polynomial.jacobian_rank import rank_modulo
+from fiberscope.families.polynomial.jacobian_rank import rank_modulo, usable_prime
 from fiberscope.families.polynomial.network import PolynomialNetwork, evaluate
 from fiberscope.families.polynomial.rationals import RATIONALS
 from fiberscope.families.polynomial.theorems import KOHN, USEVICH, Notion, answers
@@ -102,8 +102,15 @@ class FiberReport:
 
 
 def fiber(network: WeightedNetwork, seed: int = 0) -> FiberReport:
-    """Analyse the fiber through the weights of a network."""
+    """Analyse the fiber through the weights of a network.
+
+    Raises
+    ------
+    InputError
+        If float64 overflows, or float weights need too large a Jacobian.
+    """
     family, rng = network.family, np.random.default_rng(seed)
+    jacobian = _jacobian_rank(network, rng)
     neurons = tuple(superfluous_neurons(network))
     dependent = tuple(dependent_layers(network, rng))
     floats = {name: array.astype(np.float64) for name, array in network.parameters.items()}
@@ -117,7 +124,6 @@ def fiber(network: WeightedNetwork, seed: int = 0) -> FiberReport:
         acting.append(Acting(symmetry.name, symmetry.kind, symmetry.generators, _rank(own)))
         rows = np.concatenate([rows, own])
     orbit = _rank(rows)
-    jacobian = _jacobian_rank(network, rng)
     answer, why, source = _identifiable(network, neurons, dependent)
     local = family.space.size - jacobian - orbit
     notes = []
@@ -192,7 +198,10 @@ def _zero(array: NDArray[Any], scale: float, exact: bool) -> bool:
 
 
 def _factor(row: NDArray[Any], like: NDArray[Any], exact: bool) -> Any:
-    """Return ``c`` with ``row = c like``, or None."""
+    """Return ``c`` with ``row = c like``, or None; of two rows one of which is zero, only both."""
+    empty = [_zero(part, _largest(part), exact) for part in (row, like)]
+    if any(empty):
+        return 1 if all(empty) else None
     pivot = int(np.argmax([abs(float(entry)) for entry in like]))
     factor = row[pivot] / like[pivot]
     return factor if _zero(row - factor * like, _largest(row), exact) else None
@@ -224,7 +233,7 @@ def _feature_rank(network: WeightedNetwork, layer: int, rng: np.random.Generator
         return _rank(np.concatenate([values, np.ones((len(points), one))], axis=1).T)
     ranks = []
     for _ in range(2):
-        field = PrimeField.random(rng)
+        field = PrimeField(usable_prime(network.architecture, rng, network.parameters))
         drawn = field.random_array((width + 3, inputs), rng)
         given = {name: field.array(network.parameters[name]) for name in cut.space.shapes}
         features = evaluate(sigma, cut.values(given, drawn, field), field).values
@@ -235,10 +244,11 @@ def _feature_rank(network: WeightedNetwork, layer: int, rng: np.random.Generator
 
 def _rank(rows: NDArray[np.float64]) -> int:
     """Numerical rank, rows brought to length one first."""
-    lengths = np.linalg.norm(rows, axis=1)
-    kept = rows[lengths > 0] / lengths[lengths > 0, None]
+    sizes = np.abs(rows).max(axis=1, initial=0.0)
+    kept = rows[sizes > 0] / sizes[sizes > 0, None]
     if not len(kept):
         return 0
+    kept = kept / np.linalg.norm(kept, axis=1, keepdims=True)
     sigma = np.linalg.svd(kept, compute_uv=False)
     return int(np.sum(sigma > 1e-9 * sigma[0]))
 
@@ -261,7 +271,13 @@ def _jacobian_rank(network: WeightedNetwork, rng: np.random.Generator) -> int:
                 f"{network.where or 'the network'} is too large for a dense Jacobian in float64: "
                 "give rational weights, which need none"
             )
-        jacobian = family.jacobian(network.parameters, family.design(points, rng))
+        with np.errstate(over="ignore", invalid="ignore"):
+            jacobian = family.jacobian(network.parameters, family.design(points, rng))
+        if not np.isfinite(jacobian).all():
+            raise InputError(
+                f"{network.where or 'the network'}: derivatives overflow in float64; scale the "
+                "weights, or make them rational"
+            )
         found = _rank(jacobian)
         # One more random input that adds nothing: none ever will.
         if points > bound or _rank(jacobian[:-outputs]) == found:

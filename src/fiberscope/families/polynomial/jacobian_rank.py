@@ -9,7 +9,7 @@ the generic rank in characteristic zero: every value found is a certified lower 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, log2
@@ -62,6 +62,33 @@ def check_prime(architecture: Architecture, prime: int) -> None:
             f"the prime {prime} is not above the total degree {architecture.total_degree}: "
             "ranks modulo it are wrong; give a larger one, or none"
         )
+    if not has_residues(architecture, prime):
+        raise InputError(
+            f"the prime {prime} divides a denominator of the activation {architecture.named}: give "
+            "another one, or none"
+        )
+
+
+def has_residues(
+    architecture: Architecture, prime: int, given: Mapping[str, NDArray[Any]] | None = None
+) -> bool:
+    """Tell whether no denominator of the activation (and of given weights) is zero."""
+    entries: list[Any] = list(architecture.named.coefficients) if architecture.named else []
+    for array in (given or {}).values():
+        entries += array.reshape(-1).tolist()
+    return all(Fraction(entry).denominator % prime for entry in entries)
+
+
+def usable_prime(
+    architecture: Architecture,
+    rng: np.random.Generator,
+    given: Mapping[str, NDArray[Any]] | None = None,
+    draw: Callable[[np.random.Generator], int] = random_prime,
+) -> int:
+    """Draw a random prime that divides no denominator."""
+    while not has_residues(architecture, prime := draw(rng), given):
+        pass
+    return prime
 
 
 def rank_modulo(
@@ -79,14 +106,9 @@ def rank_modulo(
         A proved upper bound: reaching it ends the search, and this number of points suffices.
     given
         Rational weights ``W1``, ``b1``, ... to stand at, instead of random ones.
-
-    Raises
-    ------
-    ZeroDivisionError
-        If the prime divides the denominator of a given weight.
     """
     if prime is None:
-        prime = random_prime(rng)
+        prime = usable_prime(architecture, rng, given)
     kernel = kernel_of(prime)
     outputs = architecture.widths[-1]
     points = min(ceil(bound / outputs), bound) + 2
@@ -109,7 +131,7 @@ def repeated_rank(
     Without its last point that trial had rank ``r`` already, a certified lower bound: if the rank
     at all points is ``r``, one point added nothing. Only a larger rank needs a check of its own.
     """
-    prime = random_prime(rng)
+    prime = usable_prime(architecture, rng)
     found = undersampled_rank(architecture, first.points, prime, rng)
     if found > first.rank and found < bound:
         return rank_modulo(architecture, bound, rng, prime)
