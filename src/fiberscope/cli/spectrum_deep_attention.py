@@ -170,7 +170,7 @@ def _made_bank(path: ContactPath, given: Mapping[str, Any], notes: list[str]) ->
     paths = [path]
     if given["design"] == "unknown":
         paths = [random_path(architecture, rng) for _ in range(12)]
-    steps = 400 if given["design"] == "known" else 60
+    steps = 500 if given["design"] == "known" else 100
     found = designed_bank(paths, size, rng, norm=given["input_norm"], steps=steps)
     notes.append(
         f"{size} designed inputs of norm {given['input_norm']}: the last band is "

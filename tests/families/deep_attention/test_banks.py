@@ -117,7 +117,9 @@ def test_designed_bank_reaches_the_bar() -> None:
     from fractions import Fraction
 
     path, _ = matrix_case()
-    found = design.designed_bank([path], 16, np.random.default_rng(0), random_banks=20)
+    found = design.designed_bank(
+        [path], 16, np.random.default_rng(0), steps=300, starts=1, random_banks=20
+    )
     norms = np.sqrt((found.bank.inputs**2).sum(axis=(1, 2)))
     assert found.bank.size == 16 and np.allclose(norms, 2.4)
     assert found.gain > 1e5

@@ -6,11 +6,14 @@ import pytest
 pytest.importorskip("flint")
 
 from fiberscope.analysis.contract import check_family
+from fiberscope.analysis.report import CheckOutcome
 from fiberscope.errors import InputError
 from fiberscope.families.deep_attention import DeepAttention
+from fiberscope.families.deep_attention.plain import PlainDeepAttention
 from fiberscope.families.deep_attention.tangents import kernel_tangents
 from fiberscope.numbers.balls import Balls
 from fiberscope.numbers.fields import RealField
+from fiberscope.verdict import Outcome
 
 WIRINGS: dict[str, dict[str, Any]] = {
     "bottleneck": {"widths": (3, 2, 3), "ranks": (2, 1), "tokens": 3},
@@ -66,6 +69,39 @@ def test_explicit_tangents_span_the_symmetries(wiring: str) -> None:
     rank = field.rank(explicit.union)
     assert field.rank(derived) == rank
     assert field.rank(np.concatenate([explicit.union, derived])) == rank
+
+
+@pytest.mark.parametrize(
+    "wiring",
+    [
+        {"widths": [3] * 3, "ranks": 2, "tokens": 3},
+        {"widths": [2] * 3, "ranks": [1, 2], "tokens": 2, "normalizers": "sigmoid"},
+        {"widths": [2] * 3, "ranks": [1, 2], "tokens": 3, "normalizers": ["cosh", "softmax"]},
+    ],
+)
+def test_canonical_forms_and_comparison(wiring: dict[str, Any]) -> None:
+    report = check_family(PlainDeepAttention.build(**wiring), 1)
+    outcomes = {check.name: check.outcome for check in report.checks}
+    for name in ("canonical form: constant", "comparison: witness", "comparison: different"):
+        assert outcomes[name] is CheckOutcome.PASSED
+
+
+def test_exceptional_points_are_not_canonical() -> None:
+    family = PlainDeepAttention.build(widths=[2] * 3, ranks=1, tokens=2)
+    rng = np.random.default_rng(0)
+    point, bank = family.generic(rng), family.design(1, rng)
+    with pytest.raises(InputError, match="rank below 1"):
+        family.canonical({**point, "Q1": 0 * point["Q1"]}, bank)
+    with pytest.raises(InputError, match="value matrix 1 is singular"):
+        family.canonical({**point, "V1": 0 * point["V1"]}, bank)
+    wide = PlainDeepAttention.build(widths=[2] * 3, ranks=2, tokens=2)
+    skew = wide.generic(rng)
+    skew["Q1"], skew["K1"] = np.array([[[0.0, 1.0], [-1.0, 0.0]]]), np.eye(2)[None]
+    # The skew first score is seen, what comes after it need not be.
+    assert wide.compare(skew, {**skew, "Q1": 2 * skew["Q1"]}, bank).outcome is Outcome.DIFFERENT
+    assert wide.compare(skew, {**skew, "Q2": 2 * skew["Q2"]}, bank).outcome is Outcome.UNDECIDED
+    with pytest.raises(InputError, match="one width"):
+        PlainDeepAttention.build(widths=[2, 3], ranks=1, tokens=2)
 
 
 @pytest.mark.parametrize(

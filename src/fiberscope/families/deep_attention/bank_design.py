@@ -148,7 +148,7 @@ def designed_bank(
     rng: np.random.Generator,
     *,
     norm: float = 2.4,
-    steps: int = 250,
+    steps: int = 500,
     starts: int = 3,
     random_banks: int = 100,
 ) -> DesignedBank:
@@ -197,7 +197,7 @@ def designed_bank(
             gradient = gradient - radial * inputs
             first = 0.9 * first + 0.1 * gradient
             second = 0.999 * second + 0.001 * gradient**2
-            rate = 0.05 * norm / np.sqrt(shape[1] * shape[2]) * (1 - (step - 1) / steps)
+            rate = 0.2 * norm / np.sqrt(shape[1] * shape[2]) * (1 - (step - 1) / steps)
             update = (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-12)
             inputs = _on_sphere(inputs + rate * update, norm)
         value, _ = score(inputs)

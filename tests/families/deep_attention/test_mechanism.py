@@ -1,0 +1,95 @@
+"""Facts that the recovery and the orders rest on, each from the network itself in balls."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flint")
+
+from fiberscope.families.deep_attention.effective import EffectiveParameters, exact
+from fiberscope.families.deep_attention.normalizers import Normalizer, normalizer
+from fiberscope.families.deep_attention.recovery import network_oracle
+from fiberscope.numbers.balls import Balls
+
+BITS = 600
+BALLS = Balls(BITS)
+RNG = np.random.default_rng(3)
+SCORE = RNG.integers(-4, 5, (3, 3))
+MEAN, DIRECTION = RNG.integers(-3, 4, 3), RNG.integers(-3, 4, 3)
+
+
+def outputs(score: np.ndarray, phi: Normalizer, tokens: np.ndarray, depth: int = 1) -> np.ndarray:
+    network = EffectiveParameters(exact(np.eye(3, dtype=int)), (exact(score),) * depth)
+    with BALLS.precision():
+        return network_oracle(network, [phi] * depth, len(tokens))(BALLS.array(tokens), BITS)
+
+
+def line(epsilon: Fraction, c: list[int]) -> np.ndarray:
+    return np.stack([exact(MEAN) / 8 + epsilon * k * exact(DIRECTION) for k in c])
+
+
+@pytest.mark.parametrize("name", ["softmax", "cosh", "exp-square", "softplus", "sigmoid"])
+def test_mean_shift_and_contrast_of_one_layer(name: str) -> None:
+    # Mean shift eps^2 z H, contrast eps^3 c z K, with c of mean zero and mean square one.
+    phi = normalizer(name)
+    epsilon = Fraction(1, 10**9)
+    found = outputs(SCORE, phi, line(epsilon, [1, -1]))
+    with BALLS.precision():
+        m, z = BALLS.array(exact(MEAN) / 8), BALLS.array(exact(DIRECTION))
+        M = BALLS.array(SCORE)
+        q, u, v, w = m @ M @ m, z @ M @ m, m @ M @ z, z @ M @ z
+        # g = h' and g' by differences of the exact derivative of log phi at 600 bits.
+        step = BALLS.number(Fraction(1, 10**40))
+
+        def g(s: object) -> object:
+            array = np.array([s], dtype=object)
+            return (phi.derivative(array, BALLS) / phi.value(array, BALLS))[0]
+
+        slope = (g(q + step) - g(q - step)) / (2 * step)
+        H, K = g(q) * v, g(q) * w + slope * u * v
+        eps = BALLS.number(epsilon)
+        mean = (found[0] + found[1]) / 2
+        half = (found[0] - found[1]) / 2
+        for i in range(3):
+            assert abs((mean[i] - m[i]) / eps**2 - z[i] * H) < 1e-12
+            assert abs(half[i] / eps**3 - z[i] * K) < 1e-12
+
+
+def test_two_tokens_collapse_under_skew_softmax() -> None:
+    skew = np.array([[0, 2, 1], [-2, 0, -3], [-1, 3, 0]])
+    found = outputs(skew, normalizer("softmax"), line(Fraction(1, 2), [1, -1]))
+    with BALLS.precision():
+        m, z = BALLS.array(exact(MEAN) / 8), BALLS.array(exact(DIRECTION) / 2)
+        expected = m + z * (m @ BALLS.array(skew) @ z).tanh()
+        assert all(
+            a.overlaps(e) and b.overlaps(e) for a, b, e in zip(*found, expected, strict=True)
+        )
+
+
+def test_scaling_scores_is_scaling_inputs() -> None:
+    t = Fraction(3, 7)
+    tokens = exact(RNG.integers(-4, 5, (4, 3))) / 4
+    small = outputs(exact(SCORE) * t**2, normalizer("softmax"), tokens, depth=2)
+    scaled = outputs(SCORE, normalizer("softmax"), tokens * t, depth=2)
+    with BALLS.precision():
+        shrink = BALLS.number(t)
+        assert all((a * shrink).overlaps(b) for a, b in zip(small.flat, scaled.flat, strict=True))
+
+
+def test_clouds_follow_the_covariance() -> None:
+    # x = m + eps y: mean m + eps^2 C M^T m, centred eps^3 C M^T y, to leading order.
+    epsilon = Fraction(1, 10**8)
+    y = exact(np.array([[1, 2, 0], [-3, 1, 1], [0, -4, 2], [2, 1, -3]]))
+    found = outputs(SCORE, normalizer("softmax"), exact(MEAN) / 8 + epsilon * y)
+    C = y.T @ y / Fraction(4)
+    shift, centred = C @ SCORE.T @ (exact(MEAN) / 8), y @ SCORE @ C
+    with BALLS.precision():
+        eps = BALLS.number(epsilon)
+        mean = found.sum(axis=0) / 4
+        for i in range(3):
+            start = BALLS.number(exact(MEAN)[i] / 8)
+            assert abs((mean[i] - start) / eps**2 - BALLS.number(shift[i])) < 1e-4
+            for a in range(4):
+                scaled = (found[a, i] - mean[i]) / eps**3
+                assert abs(scaled - BALLS.number(centred[a, i])) < 1e-4
