@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fiberscope.analysis.canonical import canonical
+from fiberscope.analysis.compare import compare
 from fiberscope.errors import InputError
 from fiberscope.families.polynomial.canonical import canonical_form
 from fiberscope.families.polynomial.comparison import PolynomialComparison, compare_networks
@@ -74,7 +76,13 @@ def compare_files(
 ) -> tuple[PolynomialComparison, dict[str, Any]]:
     """Compare two weight files; the report holds the witness as plain data."""
     networks: list[WeightedNetwork] = [read_weights(path, exact=exact) for path in (first, second)]
-    found = compare_networks(networks[0], networks[1], seed)
+    one, two = networks
+    if one.architecture == two.architecture:
+        design = replace(one.family.design(1, np.random.default_rng(seed)), seed=seed)
+        found = compare(one.family, one.parameters, two.parameters, design)
+        assert isinstance(found, PolynomialComparison)
+    else:
+        found = compare_networks(one, two, seed)
     report = {
         "architectures": [str(network.architecture) for network in networks],
         "exact": all(network.exact for network in networks),

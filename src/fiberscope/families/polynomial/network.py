@@ -26,9 +26,13 @@ COEFFICIENT_STEPS = 16
 
 @dataclass(frozen=True)
 class PointDesign(Design):
-    """Inputs at which the outputs are observed, shape ``(size, d_0)``."""
+    """Inputs at which the outputs are observed, shape ``(size, d_0)``.
+
+    Comparison looks at all inputs; ``seed`` draws the ones it tries.
+    """
 
     inputs: NDArray[np.float64]
+    seed: int = 0
 
 
 class PolynomialNetwork(Family, HasCanonicalForm, HasComparison):
@@ -152,7 +156,8 @@ class PolynomialNetwork(Family, HasCanonicalForm, HasComparison):
             )
             for point in (first, second)
         )
-        return compare_networks(one, two)
+        assert isinstance(design, PointDesign)
+        return compare_networks(one, two, design.seed)
 
     def symmetries(self, design: Design | None = None) -> Sequence[Symmetry]:
         """Permutations and, by activation, rescalings, sign flips and last-layer rotations."""
