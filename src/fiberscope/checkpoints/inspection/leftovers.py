@@ -7,6 +7,8 @@ decay or initialisation has balanced the factors (Morrow, arXiv 2609.01231, sect
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,6 +33,11 @@ def _gram(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     if rows.ndim == 4:
         return (rows @ rows.swapaxes(-1, -2)).sum(axis=1)
     return rows @ rows.swapaxes(-1, -2)
+
+
+def _squares(array: NDArray[Any], axis: int) -> NDArray[np.float64]:
+    """Sums of squares along an axis, in float64."""
+    return np.asarray(np.sum(np.square(array, dtype=np.float64), axis=axis))
 
 
 def attention_leftovers(a: Attention, reader: RoleReader) -> Leftover:
@@ -67,8 +74,8 @@ def mlp_leftovers(mlp: Mlp, reader: RoleReader) -> Leftover | None:
     """Imbalance of up against down, where a scaling connects them."""
     if mlp.gate is None and mlp.activation.name != "HOMOGENEOUS":
         return None
-    up = np.sum(reader.read(mlp.up) ** 2, axis=1)
+    up = _squares(reader.narrow(mlp.up), 1)
     if mlp.up_bias is not None:
         up = up + reader.read(mlp.up_bias) ** 2
-    down = np.sum(reader.read(mlp.down) ** 2, axis=0)
+    down = _squares(reader.narrow(mlp.down), 0)
     return Leftover(mlp.label, mlp.layer, {"up_down_imbalance": _imbalance(up, down)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.architecture.program import Mlp
+from fiberscope.checkpoints.architecture.program import Activation, Mlp
 from fiberscope.checkpoints.inspection.finding import Exceptional
 from fiberscope.checkpoints.inspection.roles import RoleReader
 from fiberscope.checkpoints.ledger.wiring import Point, Wiring
@@ -20,44 +20,75 @@ VANISH_AT_ZERO = frozenset(
 
 def inspect_neurons(wiring: Wiring, mlp: Mlp, reader: RoleReader) -> list[Exceptional]:
     """Neurons that write nothing, read nothing, or read the same as another."""
-    down = reader.read(mlp.down)
+    down = reader.narrow(mlp.down)
     segment = next(s for s in wiring.segments if any(w.view == mlp.down for w in s.writers))
     point = next(p for p in wiring.points if any(r.weight == mlp.up for r in p.readers))
     written = segment.width - segment.blind
-    if segment.blind:
-        down = down - down.mean(axis=0)
-    no_write = ~np.any(down, axis=0)
-    rows = [_rows(reader, point, mlp.up, mlp.up_bias)]
+    least, most = down.min(axis=0), down.max(axis=0)
+    # Behind LayerNorms a column along the ones vector writes nothing that is seen.
+    no_write = (least == most) if segment.blind else (least == 0) & (most == 0)
+    rows = [_Rows(reader, mlp.up, mlp.up_bias)]
     if mlp.gate is not None:
-        rows.append(_rows(reader, point, mlp.gate, mlp.gate_bias))
+        rows.append(_Rows(reader, mlp.gate, mlp.gate_bias))
     inputs = [point.width - point.blind + int(_constant(point, bias)) for bias in _biases(mlp)]
     found = []
     if count := int(no_write.sum()):
         # Nothing that a silent neuron reads is seen; its down column still is.
-        extra = count * (sum(inputs) - _scalings(mlp))
+        unseen = count * (sum(inputs) - _scalings(mlp))
         found.append(
-            _finding("dead neurons (zero down column)", mlp, np.flatnonzero(no_write), extra)
+            _finding("dead neurons (zero down column)", mlp, np.flatnonzero(no_write), unseen)
         )
     silent = np.zeros(mlp.neurons, dtype=bool)
     for position, row in enumerate(rows):
-        zero = ~np.any(row, axis=1) & ~no_write & ~silent
+        # A plain neuron that reads nothing is a constant, whatever its bias.
+        plain = mlp.gate is None and mlp.down_bias is not None
+        zero = row.vanish(with_bias=not plain) & ~no_write & ~silent
         if not zero.any() or mlp.activation_name not in VANISH_AT_ZERO:
             continue
         silent |= zero
-        extra = int(zero.sum()) * _silent_row(mlp, position, inputs, written)
+        extra = _silent_row(mlp, position, inputs, written)
         name = "gate" if position == 1 else "up"
-        found.append(_finding(f"dead neurons (zero {name} row)", mlp, np.flatnonzero(zero), extra))
+        total = None if extra is None else int(zero.sum()) * extra
+        found.append(_finding(f"dead neurons (zero {name} row)", mlp, np.flatnonzero(zero), total))
     live = np.flatnonzero(~no_write & ~silent)
     # In a gated MLP neurons with one gate row already mix; else they need the same up row.
     found += _duplicates(mlp, rows[-1], live, written)
     return found
 
 
-def _rows(reader: RoleReader, point: Point, weight: View, bias: View | None) -> NDArray[np.float64]:
-    rows = reader.read(weight)
-    if bias is not None:
-        rows = np.concatenate([rows, reader.read(bias)[:, None]], axis=1)
-    return rows
+class _Rows:
+    """Rows that read a point, with their biases."""
+
+    def __init__(self, reader: RoleReader, weight: View, bias: View | None) -> None:
+        self.weights = reader.narrow(weight)
+        self.biases = None if bias is None else reader.narrow(bias)
+
+    def vanish(self, *, with_bias: bool) -> NDArray[np.bool_]:
+        """Rows that are zero."""
+        zero = ~np.any(self.weights, axis=1)
+        if with_bias and self.biases is not None:
+            zero &= self.biases == 0
+        return np.asarray(zero)
+
+    def equal(self, live: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Sets of exactly equal rows among those in ``live``."""
+        probe = np.random.default_rng(0).standard_normal(self.weights.shape[1])
+        # In float64 even for narrow weights: few rows then fall together that are not equal.
+        sketch = (self.weights.astype(np.float64) @ probe)[live]
+        size = np.sqrt(np.sum(np.square(self.weights), axis=1, dtype=np.float64))[live]
+        tolerance = 4 * np.sqrt(probe.size) * np.finfo(float).eps * np.linalg.norm(probe) * size
+        sets = []
+        for run in close_runs(sketch, tolerance):
+            rows = self.weights[live[run]]
+            if self.biases is not None:
+                rows = np.concatenate([rows, self.biases[live[run]][:, None]], axis=1)
+            inverse = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+            sets += [
+                live[run[inverse == k]]
+                for k in range(int(inverse.max()) + 1)
+                if np.sum(inverse == k) > 1
+            ]
+        return sets
 
 
 def _biases(mlp: Mlp) -> list[View | None]:
@@ -70,19 +101,21 @@ def _constant(point: Point, bias: View | None) -> bool:
 
 def _scalings(mlp: Mlp) -> int:
     """Continuous directions of one neuron that are undetermined at generic weights."""
-    return int(mlp.gate is not None) + int(mlp.activation.name == "HOMOGENEOUS")
+    return int(mlp.gate is not None) + int(mlp.activation is Activation.HOMOGENEOUS)
 
 
-def _silent_row(mlp: Mlp, position: int, inputs: list[int], written: int) -> int:
-    """Extra freedom of a neuron with one zero row: only that row's own derivative is seen."""
+def _silent_row(mlp: Mlp, position: int, inputs: list[int], written: int) -> int | None:
+    """Extra freedom of a neuron with one zero row; None where it has no derivative (ReLU)."""
+    if mlp.activation is Activation.HOMOGENEOUS and position == len(inputs) - 1:
+        return None
     if mlp.gate is None:
-        # The derivative of relu-like activations at 0 is not defined; count it as seen.
-        return written - _scalings(mlp)
-    other = inputs[1 - position]
-    return other + written - _scalings(mlp)
+        # Its output is a constant: down column and bias are seen only with the output bias.
+        return written + int(mlp.down_bias is not None and mlp.up_bias is not None)
+    # Only the zero row's own derivative is seen.
+    return inputs[1 - position] + written - _scalings(mlp)
 
 
-def _finding(kind: str, mlp: Mlp, neurons: NDArray[np.int64], extra: int) -> Exceptional:
+def _finding(kind: str, mlp: Mlp, neurons: NDArray[np.int64], extra: int | None) -> Exceptional:
     shown = ", ".join(map(str, neurons[:8].tolist())) + (", ..." if len(neurons) > 8 else "")
     return Exceptional(
         kind,
@@ -93,32 +126,24 @@ def _finding(kind: str, mlp: Mlp, neurons: NDArray[np.int64], extra: int) -> Exc
     )
 
 
-def equal_rows(rows: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-    """Sets of exactly equal rows, found by a fixed random projection and then verified."""
-    if len(rows) < 2:
-        return []
-    probe = np.random.default_rng(0).standard_normal(rows.shape[1])
-    sketch = rows @ probe
+def close_runs(
+    sketch: NDArray[np.float64], tolerance: NDArray[np.float64]
+) -> list[NDArray[np.int64]]:
+    """Runs of entries whose sorted neighbours differ by no more than their tolerance.
+
+    Equal rows have equal sketches up to rounding, so they fall into one run; what else does is
+    sorted out by comparing the rows themselves.
+    """
     order = np.argsort(sketch, kind="stable")
-    # Equal rows may round differently in the product; anything this close is compared exactly.
-    size = np.linalg.norm(probe) * np.linalg.norm(rows, axis=1)[order][1:]
-    close = np.diff(sketch[order]) <= 4 * np.finfo(float).eps * size
-    sets = []
+    if len(order) < 2:
+        return []
+    close = np.diff(sketch[order]) <= np.maximum(tolerance[order][1:], tolerance[order][:-1])
     ends = np.flatnonzero(np.diff(np.concatenate([[False], close, [False]]).astype(np.int8)))
-    for start, stop in ends.reshape(-1, 2):
-        run = order[start : stop + 1]
-        _, inverse = np.unique(rows[run], axis=0, return_inverse=True)
-        inverse = inverse.reshape(-1)
-        sets += [
-            run[inverse == k] for k in range(int(inverse.max()) + 1) if np.sum(inverse == k) > 1
-        ]
-    return sets
+    return [order[start : stop + 1] for start, stop in ends.reshape(-1, 2)]
 
 
-def _duplicates(
-    mlp: Mlp, rows: NDArray[np.float64], live: NDArray[np.int64], written: int
-) -> list[Exceptional]:
-    sets = equal_rows(rows[live])
+def _duplicates(mlp: Mlp, rows: _Rows, live: NDArray[np.int64], written: int) -> list[Exceptional]:
+    sets = rows.equal(live)
     if not sets:
         return []
     if mlp.gate is not None:
@@ -134,6 +159,6 @@ def _duplicates(
             mlp.label,
             extra,
             f"{count:,} neurons in {len(sets):,} sets of equal rows: {why}",
-            {"sets": [live[s].tolist() for s in sets[:16]]},
+            {"sets": [s.tolist() for s in sets[:16]]},
         )
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fiberscope.checkpoints.inspection.finding import Exceptional, Leftover
 from fiberscope.checkpoints.inspection.roles import RoleReader
@@ -52,15 +53,18 @@ def zero_gains(wiring: Wiring, reader: RoleReader) -> tuple[list[Exceptional], C
 def equal_final_gains(wiring: Wiring, reader: RoleReader) -> list[Exceptional]:
     """Blocks of equal final gains in a tied pre-norm model: rotations that commute with them.
 
-    ``m (m - 1) / 2`` for every block of ``m`` equal gains behind RMSNorm; behind LayerNorm only
-    rotations that fix the ones vector of each block, ``(m - 1)(m - 2) / 2``.
+    ``m (m - 1) / 2`` for every block of ``m`` equal gains behind RMSNorm; behind LayerNorm the
+    rotations that fix the ones vector of each block, ``(m - 1)(m - 2) / 2``, and what
+    :func:`sheared_directions` adds.
     """
     if not wiring.tied or not all(group.pre_norm for group in wiring.stream_groups):
         return []
     point = next(p for p in wiring.points if any(r.role is Role.OUTPUT for r in p.readers))
     gains = reader.gain(point.norm, point.width)
-    counts = np.unique(gains, return_counts=True)[1]
+    values, counts = np.unique(gains, return_counts=True)
     extra = int(sum((m - point.blind) * (m - point.blind - 1) // 2 for m in counts.tolist()))
+    if point.blind:
+        extra += sheared_directions(values, counts)
     if extra <= 0:
         return []
     return [
@@ -73,6 +77,40 @@ def equal_final_gains(wiring: Wiring, reader: RoleReader) -> list[Exceptional]:
             {"distinct": len(counts), "largest_block": int(counts.max())},
         )
     ]
+
+
+def sheared_directions(values: NDArray[np.float64], counts: NDArray[np.int64]) -> int:
+    """Tied directions behind a LayerNorm that turn the stream and shear it along the ones vector.
+
+    Rows ``e`` of a tied table may move to ``(R + 1 a^T) e``: as embeddings nobody sees the shear.
+    As an unembedding the table needs ``[G, A] + D = -alpha gains^T + delta 1^T`` on vectors that
+    sum to zero, with ``G = diag(gains)``, ``A`` skew with ``A 1 = 0`` and ``D`` the change of the
+    gains. The right side is symmetric only for
+    ``p(g_i, g_j) = -x g_i g_j - y (g_i + g_j) + z``, so that ``A_ij = p(g_i, g_j) / (g_i - g_j)``:
+    what is left are linear conditions on ``(x, y, z)``. With all gains equal ``alpha`` is free.
+
+    Parameters
+    ----------
+    values
+        Distinct gains, shape ``(k,)``.
+    counts
+        How often each occurs.
+    """
+    if len(values) == 1:
+        return int(counts[0])
+    scaled = values / np.abs(values).max()
+    first, second = scaled[:, None], scaled[None, :]
+    coefficients = np.stack(
+        [-first * second, -(first + second), np.ones((len(values),) * 2)], axis=-1
+    )
+    gaps = first - second
+    np.fill_diagonal(gaps, np.inf)
+    balance = np.sum(counts[None, :, None] * coefficients / gaps[..., None], axis=1)
+    inside = coefficients[np.arange(len(values)), np.arange(len(values))][counts > 1]
+    conditions = np.concatenate([balance, inside])
+    size = np.linalg.norm(conditions, axis=1)
+    conditions = conditions[size > 0] / size[size > 0][:, None]
+    return 3 - int(np.linalg.matrix_rank(conditions))
 
 
 def gain_spread(wiring: Wiring, reader: RoleReader) -> list[Leftover]:

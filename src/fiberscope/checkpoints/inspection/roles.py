@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,26 @@ class RoleReader:
         window = view.window(self.tensor(view.tensor))
         # Strided windows (transposed, fused) would keep matrix products off the fast path.
         return window + view.offset if view.offset else np.ascontiguousarray(window)
+
+    def narrow(self, view: View) -> NDArray[np.floating[Any]]:
+        """A role without loss in float32 where the file stores no wider numbers, else float64.
+
+        For exact comparisons and sums of squares over large tensors; a window, not a copy, and not
+        kept.
+        """
+        name = view.tensor
+        if name in self._kept:
+            window: NDArray[np.floating[Any]] = view.window(self._kept[name])
+            return window
+        stored = self.source.read(self.stored[name]).reshape(self.architecture.tensors[name])
+        if stored.dtype.itemsize < 4:
+            stored = stored.astype(np.float32)
+        elif stored.dtype not in (np.float32, np.float64):
+            stored = stored.astype(np.float64)
+        if not np.isfinite(stored).all():
+            self.tensor(name)  # raises, and says how many values are not finite
+        self._checked.add(name)
+        return view.window(stored)
 
     def dtype(self, view: View) -> str:
         """Stored number format of a role."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fiberscope.checkpoints.inspection.finding import Exceptional
+from fiberscope.checkpoints.inspection.neurons import close_runs
 from fiberscope.checkpoints.inspection.roles import RoleReader
 from fiberscope.checkpoints.ledger.wiring import Wiring
 
@@ -29,25 +30,25 @@ def inspect_tables(wiring: Wiring, reader: RoleReader) -> list[Exceptional]:
 def _rows(label: str, name: str, reader: RoleReader) -> list[Exceptional]:
     rows, width = reader.architecture.tensors[name]
     probe = np.random.default_rng(0).standard_normal(width)
-    sketch, zero = np.empty(rows), np.zeros(rows, dtype=bool)
+    sketch, size, zero = np.empty(rows), np.empty(rows), np.zeros(rows, dtype=bool)
     for start, chunk in reader.rows(name):
         part = slice(start, start + len(chunk))
         sketch[part] = chunk @ probe
+        size[part] = np.sqrt(np.einsum("ij,ij->i", chunk, chunk))
         zero[part] = ~np.any(chunk, axis=1)
     found = []
     if zero.any():
         found.append(_finding("zero rows", label, np.flatnonzero(zero), rows, "are zero"))
-    order = np.argsort(sketch, kind="stable")
-    order = order[~zero[order]]
-    gaps = np.diff(sketch[order])
-    candidates = np.flatnonzero(gaps <= 8 * np.finfo(float).eps * np.abs(sketch[order][1:]))
-    if len(candidates):
+    live = np.flatnonzero(~zero)
+    tolerance = 4 * np.sqrt(width) * np.finfo(float).eps * np.linalg.norm(probe) * size[live]
+    runs = close_runs(sketch[live], tolerance)
+    if runs:
         stored = reader.source.read(reader.stored[name]).reshape(rows, width)
-        equal = [
-            int(order[k + 1])
-            for k in candidates
-            if np.array_equal(stored[order[k]], stored[order[k + 1]])
-        ]
+        equal: list[int] = []
+        for run in runs:
+            members = np.sort(live[run])
+            first = np.unique(stored[members].astype(np.float64), axis=0, return_index=True)[1]
+            equal += np.delete(members, first).tolist()
         if equal:
             found.append(
                 _finding(

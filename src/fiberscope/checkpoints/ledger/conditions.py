@@ -29,6 +29,7 @@ def conditions(wiring: Wiring) -> tuple[Condition, ...]:
     else:
         found += _patches(wiring)
     found += _frequencies(wiring)
+    found += _narrow(wiring)
     found += [Condition(statement, True) for statement in wiring.architecture.assumptions]
     return tuple(found)
 
@@ -126,6 +127,14 @@ def _patches(wiring: Wiring) -> list[Condition]:
             layers > 1,
         ),
     ]
+
+
+def _narrow(wiring: Wiring) -> list[Condition]:
+    """A tied table behind a LayerNorm of three features keeps one more direction."""
+    point = next((p for p in wiring.points if any(r.tied for r in p.readers)), None)
+    if point is None or not point.blind or point.width >= 4:
+        return []
+    return [Condition(f"width ({point.width}) at least 4 for tied embeddings", False)]
 
 
 def _frequencies(wiring: Wiring) -> list[Condition]:

@@ -1,0 +1,176 @@
+"""The extra dimension at exceptional weights, against the nullity of the twin's Jacobian there."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fiberscope.analysis import rank_of
+from fiberscope.checkpoints.inspection import inspect
+from fiberscope.checkpoints.twins import build_twin
+from tests.checkpoints.ledger.toys import gpt2, llama, neox
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def zero_value_output(p):
+    """GPT-2, head 1: nothing it attends to is written."""
+    p["transformer.h.0.attn.c_proj.weight"][2:4] = 0.0
+
+
+def equal_value_rows(p):
+    """GPT-2, head 0: both value rows are the same."""
+    fused = p["transformer.h.0.attn.c_attn.weight"]
+    fused[:, 9] = fused[:, 8]
+
+
+def rank_one_keys(p):
+    """GPT-2, head 1: both key rows are proportional."""
+    fused = p["transformer.h.0.attn.c_attn.weight"]
+    fused[:, 7] = -2.0 * fused[:, 6]
+
+
+def zero_queries(p):
+    """GPT-2, head 0: no query at all."""
+    p["transformer.h.0.attn.c_attn.weight"][:, 0:2] = 0.0
+    p["transformer.h.0.attn.c_attn.bias"][0:2] = 0.0
+
+
+def dead_down_columns(p):
+    """GPT-2: two neurons write nothing."""
+    p["transformer.h.0.mlp.c_proj.weight"][[1, 4]] = 0.0
+
+
+def duplicate_neurons(p):
+    """GPT-2: three neurons read the same."""
+    p["transformer.h.0.mlp.c_fc.weight"][:, [2, 3]] = p["transformer.h.0.mlp.c_fc.weight"][:, [0]]
+    p["transformer.h.0.mlp.c_fc.bias"][[2, 3]] = p["transformer.h.0.mlp.c_fc.bias"][0]
+
+
+def silent_up_row(p):
+    """GPT-2: one neuron reads nothing."""
+    p["transformer.h.0.mlp.c_fc.weight"][:, 5] = 0.0
+    p["transformer.h.0.mlp.c_fc.bias"][5] = 0.0
+
+
+def equal_final_gains(p):
+    """Tied: three equal gains."""
+    p["transformer.ln_f.weight"][:3] = p["transformer.ln_f.weight"][0]
+
+
+def all_final_gains_equal(p):
+    """Tied, as freshly initialised."""
+    p["transformer.ln_f.weight"][:] = 1.0
+
+
+def silent_but_biased_neuron(p):
+    """GPT-2: one neuron reads nothing but its bias."""
+    p["transformer.h.0.mlp.c_fc.weight"][:, 5] = 0.0
+
+
+def llama_equal_final_gains(p):
+    """Tied Llama: blocks of three and two equal gains."""
+    gains = p["model.norm.weight"]
+    gains[:3], gains[3:5] = gains[0], gains[3]
+
+
+def llama_zero_plane(p):
+    """The second rotary plane of the one key head is zero."""
+    p["model.layers.0.self_attn.k_proj.weight"][[1, 3]] = 0.0
+
+
+def llama_silent_group(p):
+    """No head of the last layer's one group writes anything."""
+    p["model.layers.1.self_attn.o_proj.weight"][:] = 0.0
+
+
+def llama_silent_head(p):
+    """One head of the group of two writes nothing."""
+    p["model.layers.0.self_attn.o_proj.weight"][:, :4] = 0.0
+
+
+def llama_equal_gates(p):
+    """Two neurons share a gate row."""
+    gate = p["model.layers.0.mlp.gate_proj.weight"]
+    gate[1] = gate[3]
+
+
+def llama_dead_down(p):
+    """One gated neuron writes nothing."""
+    p["model.layers.0.mlp.down_proj.weight"][:, 2] = 0.0
+
+
+def llama_zero_up(p):
+    """One gated neuron has no up row."""
+    p["model.layers.0.mlp.up_proj.weight"][2] = 0.0
+
+
+def llama_zero_gate(p):
+    """One gated neuron has no gate row."""
+    p["model.layers.0.mlp.gate_proj.weight"][2] = 0.0
+
+
+def neox_rank_one_unrotated_keys(p):
+    """Partial rotary, head 0: the two unrotated key rows are proportional (rows 4 to 7: keys)."""
+    fused = p["gpt_neox.layers.0.attention.query_key_value.weight"]
+    fused[7] = 3.0 * fused[6]
+
+
+TIED_LLAMA = llama(tie_word_embeddings=True)
+
+CASES = [
+    (gpt2(), zero_value_output),
+    (gpt2(), equal_value_rows),
+    (gpt2(), rank_one_keys),
+    (gpt2(), zero_queries),
+    (gpt2(), dead_down_columns),
+    (gpt2(), duplicate_neurons),
+    (gpt2(), silent_up_row),
+    (gpt2(), silent_but_biased_neuron),
+    (gpt2(), equal_final_gains),
+    (gpt2(), all_final_gains_equal),
+    (gpt2(n_embd=6, vocab_size=18, n_inner=4), equal_final_gains),
+    (gpt2(n_embd=6, vocab_size=18, n_inner=4), all_final_gains_equal),
+    (TIED_LLAMA, llama_equal_final_gains),
+    (llama(), llama_zero_plane),
+    # The first layer keeps its heads: an MLP must see more than the vocabulary's points.
+    (llama(num_hidden_layers=2), llama_silent_group),
+    (llama(), llama_silent_head),
+    (llama(), llama_equal_gates),
+    (llama(), llama_dead_down),
+    (llama(), llama_zero_up),
+    (llama(), llama_zero_gate),
+    (neox(), neox_rank_one_unrotated_keys),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "change"), CASES, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_extra_dimension_is_the_extra_nullity(config, change, tmp_path):
+    twin = build_twin(config, "logits", 0, epsilon=1e-2)
+    generic = rank_of(twin.jacobian()[0])
+    parameters = {name: value.copy() for name, value in twin.parameters.items()}
+    change(parameters)
+    changed = rank_of(twin.jacobian(parameters)[0])
+    assert generic.decided
+    assert changed.decided
+
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(parameters, tmp_path / "model.safetensors")
+    report = inspect(tmp_path, "logits")
+    assert report.ledger.undetermined == generic.nullity
+    extras = [finding.extra_dimension for finding in report.weights.exceptional]
+    assert extras
+    assert sum(extras) == changed.nullity - generic.nullity
+
+
+def test_generic_weights_have_nothing_exceptional(tmp_path):
+    twin = build_twin(gpt2(), "logits", 0)
+    (tmp_path / "config.json").write_text(json.dumps(gpt2()))
+    save_file(dict(twin.parameters), tmp_path / "model.safetensors")
+    report = inspect(tmp_path)
+    assert report.weights.exceptional == ()
+    assert all(np.isfinite(c.value_output).all() for c in report.weights.conditioning)
