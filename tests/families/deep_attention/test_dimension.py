@@ -163,3 +163,8 @@ def test_lightning_function_sees_only_the_symmetric_part() -> None:
     score = parameters["Q2"][0] @ parameters["K2"][0].T + skew
     moved["Q2"], moved["K2"] = score[None], np.eye(3)[None]
     assert np.allclose(family.observe(moved, bank), family.observe(parameters, bank))
+
+
+def test_narrow_bottlenecks_need_many_inputs() -> None:
+    wiring: dict[str, Any] = {"widths": [4, 5, 1, 4, 6], "ranks": [1, 3, 1, 1], "tokens": 3}
+    assert certified(**wiring, normalizers=None) == 24

@@ -220,3 +220,11 @@ def test_weights_files(tmp_path: Any) -> None:
     (tmp_path / "text.npz").write_text("no")
     with pytest.raises(InputError, match="not an npz file"):
         load_network(str(tmp_path / "text.npz"), 3, ["softmax"])
+
+
+def test_a_mixed_prefix_shows_at_a_higher_degree() -> None:
+    # Beyond the theorems: local identification needs degree 23 here, not 19.
+    evidence = classified([LINE, SKEW, PLAIN], 3, "softmax").evidence
+    assert evidence is not None and (evidence.rank_lower_bound, evidence.order) == (16, 23)
+    regular = classified([PLAIN, PLAIN, PLAIN], 3, "softmax", evidence=True).evidence
+    assert regular is not None and regular.order == 19

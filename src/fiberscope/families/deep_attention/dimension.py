@@ -195,7 +195,7 @@ def _bank_sizes(architecture: Architecture, upper: int, inputs: int | None) -> I
         return
     outputs = 1 if architecture.mean_only else architecture.tokens
     size = 1 + -(-upper // (architecture.widths[-1] * min(outputs, 2)))
-    for _ in range(3):
+    for _ in range(5):
         yield size
         size *= 2
 
@@ -237,8 +237,8 @@ def _polynomial_bound(
         shape = (size, architecture.tokens, architecture.widths[0])
         bank = system.array(rng.integers(0, JET_PRIME, shape))
         rank = ResidueField().rank(_series_jacobian(architecture, point, bank, system))
-        best, used, before = max(best, rank), size, best
-        if best in (upper, before):
+        best, used = max(best, rank), size
+        if best == upper:
             break
     return best, Evidence(
         f"The outputs are polynomials in the parameters; at a random point modulo {JET_PRIME} "
@@ -266,7 +266,6 @@ def _jet_bound(
         orders = sorted({3, 5, 7, *(n for n in orders if n <= 19)})
     best, used, order_used = -1, 0, 0
     for size in _bank_sizes(architecture, upper, inputs):
-        before = best
         shape = (size, architecture.tokens, architecture.widths[0])
         y = rng.integers(0, JET_PRIME, shape)
         for order in orders if architecture.residual else orders[-1:]:
@@ -277,7 +276,7 @@ def _jet_bound(
                 best, used, order_used = rank, size, order
             if best == upper:
                 break
-        if best in (upper, before):
+        if best == upper:
             break
     return best, Evidence(
         f"The Taylor coefficients through degree {order_used} at the zero input, along {used} "

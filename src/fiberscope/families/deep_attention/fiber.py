@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fiberscope.families.deep_attention.effective import (
     EffectiveParameters,
@@ -48,7 +49,7 @@ class LocalEvidence:
     dimension_lower_bound, dimension_upper_bound
         The fiber's local dimension: at least the known free scores, at most parameters minus rank.
     order
-        Input degree of the Taylor coefficients used.
+        Smallest input degree whose Taylor coefficients reach that rank (modulo the prime).
     """
 
     parameters: int
@@ -405,6 +406,18 @@ def _determined_prefix(facts: Sequence[ScoreFacts], tokens: int, width: int) -> 
     return best
 
 
+def _first_degree(rank_through: Callable[[int], int], rank: int, order: int) -> int:
+    """Smallest degree whose Taylor coefficients already have the rank."""
+    low, high = 1, order
+    while low < high:
+        middle = (low + high) // 2
+        if rank_through(middle) == rank:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
 def local_evidence(
     effective: EffectiveParameters,
     normalizers: Sequence[Normalizer],
@@ -442,10 +455,14 @@ def local_evidence(
         }
         bank = system.from_coefficients([np.zeros_like(y), y])
         tangent = forward(architecture, named, bank, DualNumbers(system)).tangent.coefficients
-        jacobian = np.moveaxis(tangent, 1, 0).reshape(len(columns), -1)
-        rank = ResidueField().rank(jacobian)
+
+        def rank_through(degree: int, tangent: NDArray[np.int64] = tangent) -> int:
+            kept = np.moveaxis(tangent[: degree + 1], 1, 0).reshape(len(columns), -1)
+            return ResidueField().rank(kept)
+
+        rank = rank_through(order)
         if rank > best:
-            best, used = rank, order
+            best, used = rank, _first_degree(rank_through, rank, order)
         if best == len(columns) - free:
             break
     return LocalEvidence(len(columns), best, free, len(columns) - best, used)
