@@ -72,7 +72,9 @@ class _Rows:
 
     def equal(self, live: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Sets of exactly equal rows among those in ``live``."""
-        probe = np.random.default_rng(0).standard_normal(self.weights.shape[1])
+        probe: NDArray[np.float64] = np.random.default_rng(0).standard_normal(
+            (self.weights.shape[1],)
+        )
         # In float64 even for narrow weights: few rows then fall together that are not equal.
         sketch = (self.weights.astype(np.float64) @ probe)[live]
         size = np.sqrt(np.sum(np.square(self.weights), axis=1, dtype=np.float64))[live]
