@@ -54,6 +54,8 @@ def build_model(config: Mapping[str, object]) -> Any:
     model_type, class_name = model_type_of(raw), class_name_of(raw)
     for name in _DROPPED:
         raw.pop(name, None)
+    if raw.get("head_dim") is None:
+        raw.pop("head_dim", None)  # null means the default, but Qwen2 would compute with it
     raw.update({name: 0.0 for name in _DROPOUTS if name in raw})
     # Generation settings play no part; the defaults lie outside a toy vocabulary.
     raw.update(use_cache=False, bos_token_id=None, eos_token_id=None)
