@@ -97,6 +97,7 @@ def test_identifiable_but_out_of_reach_is_undecided(widths, degree):
     ("widths", "degrees", "options"),
     [
         ((3, 3, 2, 2), 2, {}),
+        ((3, 3, 3, 3), 2, {}),
         ((3, 4, 2), 3, {}),
         ((2, 2, 2), None, {"activation": "z^3+z^2"}),
         ((2, 2, 2), 2, {"bias": True}),

@@ -25,7 +25,8 @@ from fiberscope.families.polynomial.rationals import RATIONALS
 from fiberscope.families.polynomial.recover import Recovery, recover_shallow, verify
 
 METHOD = "Levenberg-Marquardt from random starts"
-_ITERATIONS = 300
+_ITERATIONS = 400
+_PATIENCE = 25
 _FIT = 1e-11
 _DENOMINATORS = (12, 120, 1000, 10_000)
 
@@ -94,6 +95,18 @@ def search(
     )
 
 
+def _balance(architecture: Architecture, points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weight of every value: its size is the total degree of that of the input.
+
+    Without it the few largest inputs hide all others, and hardly a start succeeds.
+    """
+    sizes = np.linalg.norm(points, axis=1)
+    if not architecture.homogeneous:
+        sizes = np.hypot(1.0, sizes)
+    weights = np.where(sizes > 0, sizes, 1.0) ** -float(architecture.total_degree)
+    return np.repeat(weights, architecture.widths[-1])
+
+
 def _fit(
     family: PolynomialNetwork,
     design: PointDesign,
@@ -102,19 +115,20 @@ def _fit(
     deadline: float,
 ) -> dict[str, NDArray[np.float64]] | None:
     """Levenberg-Marquardt; None when it does not reach the values."""
-    scale = float(np.abs(values).max()) or 1.0
+    weights = _balance(family.architecture, design.inputs)
+    weights = weights / (float(np.abs(values * weights).max()) or 1.0)
     vector = family.space.vector(start)
-    damping = 1e-2
+    damping, slow = 1e-2, 0
 
     def residual(at: NDArray[np.float64]) -> NDArray[np.float64]:
-        return (family.observe(family.space.parameters(at), design) - values) / scale
+        return (family.observe(family.space.parameters(at), design) - values) * weights
 
     current = residual(vector)
     size = float(current @ current)
     for _ in range(_ITERATIONS):
         if time.monotonic() > deadline:
             return None
-        jacobian = family.jacobian(family.space.parameters(vector), design) / scale
+        jacobian = family.jacobian(family.space.parameters(vector), design) * weights[:, None]
         normal, slope = jacobian.T @ jacobian, jacobian.T @ current
         for _ in range(12):
             damped = normal + damping * (np.diag(np.diagonal(normal)) + 1e-12 * np.eye(len(vector)))
@@ -132,7 +146,8 @@ def _fit(
             break
         gain = size - float(trial @ trial)
         vector, current, size = vector - step, trial, float(trial @ trial)
-        if size < 1e-30 or gain < 1e-6 * size:
+        slow = slow + 1 if gain < 1e-2 * size else 0
+        if size < 1e-30 or slow == _PATIENCE:
             break
     close = np.abs(current).max() < _FIT
     return family.space.parameters(vector) if close else None
