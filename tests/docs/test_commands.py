@@ -1,8 +1,13 @@
 """Every command and example of the documentation runs and prints what the page says."""
 
+import shlex
+
+import click
+import numpy as np
 import pytest
 from scripts.doc_blocks import ROOT, blocks, commands, furnish, matches, run, run_python
 
+from fiberscope.cli.main import cli
 from tests.checkpoints.real_weights import minilm_directory, smollm2_gguf
 from tests.docs.pages import FRAGMENTS, PAGES, RUN_ELSEWHERE, RUN_HERE
 
@@ -12,7 +17,7 @@ pytest.importorskip("gguf")
 pytest.importorskip("flint")
 pytestmark = pytest.mark.torch
 
-RUNNABLE = {"console", "python", "text"}
+CHECKED = {"", "console", "python", "text"}
 
 
 def blocks_of(page):
@@ -27,6 +32,10 @@ def folder(page, tmp_path):
         "SmolLM2-135M-Instruct.Q4_1.gguf": smollm2_gguf(),
     }
     furnish(tmp_path, (ROOT / page).read_text(encoding="utf-8"), models)
+    rng = np.random.default_rng(0)
+    shapes = {"Q": (4, 2), "K": (4, 2), "V": (4, 4)}
+    network = {f"{n}{i}": rng.standard_normal(s) for i in (1, 2, 3) for n, s in shapes.items()}
+    np.savez(tmp_path / "weights.npz", **network)
     return tmp_path
 
 
@@ -65,9 +74,33 @@ def test_python(page, folder):
         assert next(printed) == shown
 
 
+@pytest.mark.parametrize("page", RUN_HERE)
+def test_usage_lines(page, monkeypatch):
+    """Blocks without a language show usage with placeholders: the options must exist."""
+    for block in blocks_of(page):
+        for line in block.lines if block.language == "" else ():
+            words = shlex.split(line.partition("#")[0])
+            if words[:1] == ["python"]:
+                assert (ROOT / words[1]).is_file(), line
+            elif words[:1] == ["fiberscope"]:
+                parse(words[1:], monkeypatch)
+
+
+def parse(arguments, monkeypatch):
+    """Parse a command line without running it; files need not exist."""
+    group, name = cli, ""
+    context = click.Context(cli)
+    while isinstance(group, click.Group):
+        name, group, arguments = group.resolve_command(context, arguments)
+    for option in group.params:
+        if isinstance(option.type, click.Path):
+            monkeypatch.setattr(option.type, "exists", False)
+    group.make_context(name, arguments)
+
+
 def test_every_block_is_checked_somewhere():
     assert {*RUN_ELSEWHERE, *FRAGMENTS} <= set(PAGES)
     for test in RUN_ELSEWHERE.values():
         assert (ROOT / test).is_file()
     for page in RUN_HERE:
-        assert {b.language for b in blocks_of(page) if b.file is None} <= RUNNABLE, page
+        assert {b.language for b in blocks_of(page) if b.file is None} <= CHECKED, page
