@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from scripts.doc_blocks import ROOT
 
+PAGES = tuple(
+    sorted(
+        str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    )
+)
+"""Every page of the repository."""
+
 RUN_ELSEWHERE = {
     "docs/families.md": "tests/analysis/test_documentation.py",
-    "docs/polynomial-benchmarks.md": "tests/cli/test_polynomial_docs.py",
-    "docs/polynomial-networks.md": "tests/cli/test_polynomial_docs.py",
-    "docs/polynomial-weights.md": "tests/cli/test_polynomial_docs.py",
+    **{
+        page: "tests/cli/test_polynomial_docs.py"
+        for page in PAGES
+        if page.startswith("docs/polynomial-")
+    },
 }
 """Pages with a test of their own."""
 
@@ -16,13 +25,6 @@ FRAGMENTS = {
     "docs/adding-an-architecture.md": "lines of a table, which need the table around them",
 }
 """Pages whose blocks cannot run by themselves, and why."""
-
-PAGES = tuple(
-    sorted(
-        str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-    )
-)
-"""Every page of the repository."""
 
 RUN_HERE = tuple(page for page in PAGES if page not in {*RUN_ELSEWHERE, *FRAGMENTS})
 """Pages whose blocks are all run by test_commands.py."""
