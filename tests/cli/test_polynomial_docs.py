@@ -4,11 +4,15 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flint")
 
 from fiberscope.cli.main import main
+from fiberscope.families.polynomial.architecture import Architecture
+from fiberscope.families.polynomial.filling import is_unimodal
+from fiberscope.families.polynomial.jacobian_rank import rank_modulo
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("polynomial-*.md"))
@@ -43,13 +47,29 @@ def test_page(page, tmp_path, monkeypatch, capsys):
                 assert stop.value.code == 0, (line, captured.err)
                 assert captured.out or "--out" in words
                 ran += 1
-    assert ran or page.name == "polynomial-benchmarks.md"
+    assert ran or page.name in {"polynomial-benchmarks.md", "polynomial-filling.md"}
+
+
+def test_certificates_of_the_filling_lists():
+    """At other random points than those that found them; every fifteenth line of each list."""
+    rng = np.random.default_rng(0)
+    lists = [b for b in blocks(DOCS / "polynomial-filling.md") if b[0] == "text"]
+    assert len(lists) == 4
+    for _, options, text in lists:
+        degree = int(options.split("=")[1])
+        for line in text.splitlines()[::15]:
+            widths, prime = line.split()[:2]
+            architecture = Architecture.build([int(d) for d in widths.split(",")], degree)
+            found = rank_modulo(architecture, architecture.ambient, rng, int(prime))
+            assert found.rank == architecture.ambient
+            assert ("*" in line) is not is_unimodal(architecture.widths)
 
 
 def test_pages_are_there_and_linked():
     names = {page.name for page in PAGES}
     assert names == {
         "polynomial-benchmarks.md",
+        "polynomial-filling.md",
         "polynomial-networks.md",
         "polynomial-weights.md",
     }

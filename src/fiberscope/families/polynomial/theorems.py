@@ -334,7 +334,7 @@ THEOREMS: tuple[Theorem, ...] = (
     Theorem("crowded layer", f"{USEVICH}, Remark 18", INFINITE, _crowded),
     Theorem("upper bound of the dimension", "bounds of this package", INFINITE, _bounds),
     Theorem(
-        "several decompositions for one hidden layer",
+        "several decompositions for one hidden layer, over the complex numbers",
         "see the hypotheses",
         {Notion.ONE_ORBIT: False, Notion.EVERY: False},
         lambda a: _block(a, orbit=True, wanted=False),
