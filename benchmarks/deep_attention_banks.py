@@ -60,7 +60,7 @@ def main() -> None:
     unseen = [random_path(path.architecture, rng) for _ in range(40)]
     for size, bank in known.items():
         start = time.process_time()
-        steps = max(60, options.steps // 4)
+        steps = max(60, 3 * options.steps // 8)
         found = designed_bank(training, size, rng, steps=steps, starts=1, random_banks=5)
         seconds = time.process_time() - start
         gains = [median_gain(b, unseen, size, rng) for b in (bank, found.bank)]

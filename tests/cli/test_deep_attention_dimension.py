@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +52,21 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], sen
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (3, "")
     assert sentence in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_normalizer_of_ones_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_normalizers.py").write_text(
+        "from fiberscope.families.deep_attention import CustomNormalizer\n"
+        "taylor = [1, 1, 0, 1] + [0] * 10\n"
+        "value, slope = lambda s: 1 + s + s**3, lambda s: 1 + 3 * s**2\n"
+        "cubic = CustomNormalizer('cubic', value, slope, taylor)\n"
+        "plain = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    small = ["--depth", "2", "--width", "2", "--rank", "1", "--certify", "--json", "--normalizer"]
+    code, out, _ = run(capsys, *small, "my_normalizers:cubic")
+    assert (code, json.loads(out)["dimension"], json.loads(out)["status"]) == (0, 10, "certified")
+    code, _, err = run(capsys, *small, "my_normalizers:plain")
+    assert code == 3 and "is of type int" in err

@@ -139,7 +139,7 @@ def _normalizer(name: str) -> str | Normalizer:
     found = load_object(name, "normalizer")
     if not isinstance(found, Normalizer):
         raise InputError(
-            f"{name} is a {type(found).__name__}: give a Normalizer, such as a CustomNormalizer "
-            "with its Taylor data"
+            f"{name} is of type {type(found).__name__}: give a Normalizer, such as a "
+            "CustomNormalizer with its Taylor data"
         )
     return found

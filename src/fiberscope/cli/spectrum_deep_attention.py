@@ -141,6 +141,8 @@ def _points(text: str | None) -> dict[str, Fraction]:
 def _path_and_bank(given: Mapping[str, Any]) -> tuple[ContactPath, InputBank, list[str]]:
     notes: list[str] = []
     if given["example"] is not None:
+        if any(given[name] is not None for name in ("depth", "width", "widths", "rank", "ranks")):
+            raise InputError("--example is an architecture already: leave out depth, widths, ranks")
         path, bank = matrix_case() if given["example"] == "matrix" else scalar_case()
     else:
         architecture = build_architecture(dict(given))
@@ -196,12 +198,17 @@ def _orders(
         residues = random_residue_path(architecture, bank.size, rng, given["values"])
     found = exact_orders(residues)
     warnings = []
-    if not found.resolved:
-        warnings.append(
-            f"{found.kernel_dimension} directions show no order below {found.precision}: more "
-            "than the known symmetries explain, or higher orders"
-        )
     smallest = smallest_bank(architecture, values=given["values"])
+    if not found.resolved:
+        invisible = (
+            f"{found.kernel_dimension} directions show no order below {found.precision} on these "
+            f"{bank.size} inputs, more than the known symmetries explain"
+        )
+        if bank.size < smallest.size:
+            raise InputError(
+                f"{invisible}: the bank cannot separate; give at least {smallest.size} inputs"
+            )
+        warnings.append(f"{invisible}: higher orders, or freedom that is not known")
     if dict(found.multiplicities) != dict(smallest.orders):
         warnings.append(
             f"these {bank.size} inputs do not separate: some orders are higher than they need to "

@@ -81,12 +81,13 @@ class Balls(NumberSystem):
         return flint.arb(value)
 
     def array(self, values: Any) -> NDArray[Any]:
-        """Object array of balls."""
+        """Object array of balls, converted at this system's precision."""
         source = np.asarray(values)
         result = np.empty(source.shape, dtype=object)
         flat = result.reshape(-1)
-        for index, value in enumerate(source.reshape(-1).tolist()):
-            flat[index] = self.number(value)
+        with ball_precision(self.bits):
+            for index, value in enumerate(source.reshape(-1).tolist()):
+                flat[index] = self.number(value)
         return result
 
     def zeros(self, shape: tuple[int, ...]) -> NDArray[Any]:
