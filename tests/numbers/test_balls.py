@@ -1,3 +1,4 @@
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 
 flint = pytest.importorskip("flint")
 
+from fiberscope.errors import InputError  # noqa: E402
 from fiberscope.numbers import DualNumbers  # noqa: E402
 from fiberscope.numbers.balls import Balls, ball_precision  # noqa: E402
 
@@ -57,3 +59,9 @@ def test_matrices_round_trip() -> None:
     again = balls.from_matrix(balls.matrix(array))
     assert again.shape == (2, 3)
     assert balls.to_float64(again).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_missing_flint_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flint", None)
+    with pytest.raises(InputError, match=r"pip install 'fiberscope\[exact\]'"):
+        Balls(64)

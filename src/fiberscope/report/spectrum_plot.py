@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from math import log10
 from pathlib import Path
@@ -71,13 +69,14 @@ def plot_spectrum(
     axes.set_ylabel("log10 of the singular value")
     axes.set_title(title, fontsize=9)
     axes.legend(fontsize=8)
-    handle, name = tempfile.mkstemp(suffix=f".{suffix}", dir=target.parent or Path("."))
-    os.close(handle)
+    beside = target.with_name(f".{target.name}.partial")
     try:
-        figure.savefig(name, format=suffix, dpi=150)
-        os.replace(name, target)
+        figure.savefig(beside, format=suffix, dpi=150)
+        beside.replace(target)
+    except OSError as error:
+        raise InputError(f"{target} cannot be written: {error.strerror or error}") from None
     finally:
-        Path(name).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
 
 
 def _log10(text: str) -> float:
