@@ -14,6 +14,7 @@ from fiberscope.report.places import layers_in_words
 _UNITS = (
     ("product", "head"),
     ("silent heads", "head"),
+    ("heads that attend alike", "head"),
     ("neurons", "neuron"),
     ("rotary planes", "plane"),
     ("gains", "gain"),

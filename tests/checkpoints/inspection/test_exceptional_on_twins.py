@@ -38,6 +38,39 @@ def zero_queries(p):
     p["transformer.h.0.attn.c_attn.bias"][0:2] = 0.0
 
 
+def heads_that_attend_alike(p):
+    """GPT-2: head 1 attends as head 0 does, in another basis."""
+    fused, bias = p["transformer.h.0.attn.c_attn.weight"], p["transformer.h.0.attn.c_attn.bias"]
+    basis = np.array([[1.0, 0.5], [-0.3, 2.0]])
+    dual = np.linalg.inv(basis).T
+    fused[:, 2:4], bias[2:4] = fused[:, 0:2] @ basis.T, basis @ bias[0:2]
+    fused[:, 6:8] = fused[:, 4:6] @ dual.T
+
+
+def heads_that_attend_alike_of_three(p):
+    """GPT-2 with three heads: the last attends as the first does."""
+    fused, bias = p["transformer.h.0.attn.c_attn.weight"], p["transformer.h.0.attn.c_attn.bias"]
+    fused[:, 4:6], bias[4:6] = fused[:, 0:2], bias[0:2]
+    fused[:, 10:12] = fused[:, 6:8]
+
+
+def llama_heads_that_attend_alike(p):
+    """Two heads of one group have the same query."""
+    query = p["model.layers.0.self_attn.q_proj.weight"]
+    query[4:8] = query[0:4]
+
+
+def llama_groups_that_attend_alike(p):
+    """Two heads with keys of their own attend alike, up to a turn of every plane."""
+    query, key = (p[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qk")
+    z = (0.8 - 1.1j, -0.4 + 0.2j)
+    for plane, factor in enumerate(z):
+        rows = [plane, plane + 2]
+        turn = np.array([[factor.real, -factor.imag], [factor.imag, factor.real]])
+        query[[4 + r for r in rows]] = turn @ query[rows]
+        key[[4 + r for r in rows]] = np.linalg.inv(turn).T @ key[rows]
+
+
 def dead_down_columns(p):
     """GPT-2: two neurons write nothing."""
     p["transformer.h.0.mlp.c_proj.weight"][[1, 4]] = 0.0
@@ -125,6 +158,10 @@ CASES = [
     (gpt2(), equal_value_rows),
     (gpt2(), rank_one_keys),
     (gpt2(), zero_queries),
+    (gpt2(), heads_that_attend_alike),
+    (gpt2(n_embd=6, vocab_size=18, n_inner=4, n_head=3), heads_that_attend_alike_of_three),
+    (llama(), llama_heads_that_attend_alike),
+    (llama(num_key_value_heads=2, hidden_size=8, vocab_size=22), llama_groups_that_attend_alike),
     (gpt2(), dead_down_columns),
     (gpt2(), duplicate_neurons),
     (gpt2(), silent_up_row),

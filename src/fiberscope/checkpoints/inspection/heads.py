@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Attention
+from fiberscope.checkpoints.inspection.equal_heads import equal_heads
 from fiberscope.checkpoints.inspection.finding import Exceptional, HeadConditioning
 from fiberscope.checkpoints.inspection.roles import RoleReader, storage_epsilon
 from fiberscope.checkpoints.ledger.effective import product_coordinates
@@ -190,6 +191,9 @@ def _query_key(
     found = _unseen(a, query_point, key_point, dead)
     if a.query_norm is not None:
         return None, found
+    value, segment = wiring.point_of(a, Role.VALUE), wiring.segment_of(a)
+    seen = value.width - value.blind, segment.width - segment.blind
+    found += equal_heads(a, query, key, dead, (key_point.width, *seen))
     if a.rotary is None:
         conditions, more = _plain(a, reader, query, key, key_point, dead)
         return tuple(conditions.reshape(-1).tolist()), [*found, *more]
