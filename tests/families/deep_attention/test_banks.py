@@ -87,12 +87,15 @@ def test_orders_of_the_given_data() -> None:
     assert (found.multiplicities, found.kernel_dimension, found.resolved) == (orders, 44, True)
 
 
-def test_smallest_bank_of_a_residual_network() -> None:
-    architecture = deep_attention_architecture(widths=[2] * 3, ranks=1, tokens=3, residual=True)
-    size = smallest_bank(architecture).size
-    path = random_residue_path(architecture, size, np.random.default_rng(5))
-    assert separates(path, smallest_bank(architecture).orders)
-    assert not separates(path.restricted(size - 1), smallest_bank(architecture).orders)
+@pytest.mark.parametrize(
+    "wiring", [{"residual": True}, {"trainable_values": False, "mean_only": True}]
+)
+def test_smallest_bank_of_other_wirings(wiring: dict[str, Any]) -> None:
+    architecture = deep_attention_architecture(widths=[2] * 3, ranks=1, tokens=3, **wiring)
+    found = smallest_bank(architecture)
+    path = random_residue_path(architecture, found.size, np.random.default_rng(5))
+    assert separates(path, found.orders)
+    assert not separates(path.restricted(found.size - 1), found.orders)
 
 
 def test_gradient_of_the_last_band() -> None:

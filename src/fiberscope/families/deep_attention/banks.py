@@ -26,6 +26,9 @@ from fiberscope.numbers.smith import smith_orders
 LARGEST_BANK = 4096
 """Search for a separating size stops here."""
 
+LARGEST_REFERENCE = 256
+"""Largest bank whose orders are compared with those of half its size."""
+
 
 def has_leading_frame(architecture: Architecture) -> bool:
     """Whether the closed form of the divided frame applies.
@@ -253,25 +256,27 @@ def smallest_bank(
     InputError
         If the orders cannot be resolved.
     """
-    rng = np.random.default_rng(seed)
     if has_leading_frame(architecture) and values == "identity":
         orders = theorem_orders(architecture)
         low = counting_bound(architecture)
-        path = random_residue_path(architecture, 2 * low + 8, rng, values)
+        path = random_residue_path(architecture, 2 * low + 8, np.random.default_rng(seed), values)
         source = "leading frame"
     else:
         outputs = architecture.widths[-1] * (1 if architecture.mean_only else architecture.tokens)
         low = max(1, architecture.space.size // (2 * outputs))
         size = 2 + -(-architecture.space.size // architecture.widths[-1])
-        path = random_residue_path(architecture, 2 * size, rng, values)
-        found, larger = exact_orders(path.restricted(size)), exact_orders(path)
-        if not larger.resolved:
-            raise InputError(
-                f"orders at or above {larger.precision} remain, or directions that no known "
-                "symmetry explains: the smallest bank is not decided"
-            )
-        if found.multiplicities != larger.multiplicities:
-            raise InputError(f"banks of {size} and {2 * size} inputs differ: no size is decided")
+        while True:
+            # The draws come in order, so a larger bank extends a smaller one.
+            path = random_residue_path(architecture, 2 * size, np.random.default_rng(seed), values)
+            found, larger = exact_orders(path.restricted(size)), exact_orders(path)
+            if larger.resolved and found.multiplicities == larger.multiplicities:
+                break
+            size *= 2
+            if size > LARGEST_REFERENCE:
+                raise InputError(
+                    f"the orders still change, or directions without order remain, at {size} "
+                    "inputs: the smallest bank is not decided"
+                )
         orders, source = dict(larger.multiplicities), "exact orders"
     high = low
     while not separates(path.restricted(high), orders):
