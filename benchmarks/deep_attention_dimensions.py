@@ -26,7 +26,7 @@ from fiberscope.families.deep_attention import (
     certified_dimension,
     deep_attention_architecture,
 )
-from fiberscope.families.deep_attention.dimension import closed_form, effective_map_rank
+from fiberscope.families.deep_attention.effective_dimension import closed_form, effective_map_rank
 from fiberscope.families.deep_attention.forward import forward
 from fiberscope.numbers import DualNumbers, NumberSystem
 from fiberscope.verdict import Status

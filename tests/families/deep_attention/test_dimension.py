@@ -11,7 +11,7 @@ from fiberscope.families.deep_attention import (
     deep_attention_architecture,
     kernel_ranks,
 )
-from fiberscope.families.deep_attention.dimension import closed_form, effective_map_rank
+from fiberscope.families.deep_attention.effective_dimension import closed_form, effective_map_rank
 from fiberscope.verdict import Status
 
 # Henry, Marchetti and Kohn's settings; values confirmed by float64 ranks with a clear gap.

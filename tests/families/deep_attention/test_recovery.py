@@ -11,12 +11,8 @@ from fiberscope.families.deep_attention import CustomNormalizer
 from fiberscope.families.deep_attention.effective import EffectiveParameters, exact
 from fiberscope.families.deep_attention.normalizers import Normalizer, normalizer
 from fiberscope.families.deep_attention.orders import taylor_orders
-from fiberscope.families.deep_attention.recovery import (
-    network_oracle,
-    probe_exponents,
-    recover,
-    signal_orders,
-)
+from fiberscope.families.deep_attention.probes import probe_exponents, signal_orders
+from fiberscope.families.deep_attention.recovery import network_oracle, recover
 from fiberscope.numbers.balls import Balls, load_flint
 
 flint = load_flint()

@@ -25,8 +25,6 @@ from fiberscope.families.deep_attention.banks import (
 from fiberscope.families.deep_attention.dimension import (
     CertifiedDimension,
     certified_dimension,
-    closed_form,
-    effective_map_rank,
     kernel_ranks,
 )
 from fiberscope.families.deep_attention.effective import (
@@ -35,13 +33,15 @@ from fiberscope.families.deep_attention.effective import (
     effective_parameters,
     load_network,
 )
+from fiberscope.families.deep_attention.effective_dimension import closed_form, effective_map_rank
 from fiberscope.families.deep_attention.exact_orders import (
     ResiduePath,
     random_residue_path,
     residue_path,
 )
 from fiberscope.families.deep_attention.family import DeepAttention, InputBank
-from fiberscope.families.deep_attention.fiber import FiberResult, LocalEvidence, classify_fiber
+from fiberscope.families.deep_attention.fiber import FiberResult, classify_fiber
+from fiberscope.families.deep_attention.local_evidence import LocalEvidence
 from fiberscope.families.deep_attention.normalizers import (
     NORMALIZERS,
     CustomNormalizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,25 +11,18 @@ from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
 from fiberscope.families.deep_attention.architecture import Architecture
-from fiberscope.families.deep_attention.ball_jacobian import ball_jacobian
-from fiberscope.families.deep_attention.family import DeepAttention, InputBank
+from fiberscope.families.deep_attention.ball_rank import certified_rank
+from fiberscope.families.deep_attention.family import DeepAttention
 from fiberscope.families.deep_attention.forward import forward
 from fiberscope.families.deep_attention.orders import taylor_orders
 from fiberscope.families.deep_attention.tangents import KernelTangents, kernel_tangents
 from fiberscope.numbers import Dual, DualNumbers
-from fiberscope.numbers.balls import Balls
 from fiberscope.numbers.fields import ResidueField
 from fiberscope.numbers.power_series import JET_PRIME, PowerSeries, Series
 from fiberscope.verdict import Evidence, Status, to_plain
 
 LARGEST_JET_ORDER = 60
 """Jets beyond this order are left to the ball minor."""
-
-MOST_BITS = 1024
-"""Precision at which a determinant that still contains zero is given up."""
-
-ELIMINATION_BITS = 512
-"""Precision of an elimination in balls without a determinant to try first."""
 
 
 @dataclass(frozen=True)
@@ -311,120 +304,3 @@ def _minor_bound(
         source="ball arithmetic (Arb)",
         statistics={"bits": bits, "inputs": used, "seed": seed},
     )
-
-
-def certified_rank(
-    family: DeepAttention,
-    parameters: Mapping[str, NDArray[Any]],
-    bank: InputBank,
-    *,
-    columns: list[int] | None = None,
-    seed: int = 0,
-) -> tuple[int, int]:
-    """Proved lower bound of the Jacobian's rank at a point, and the precision in bits.
-
-    With ``columns``, which should span a complement of the kernel, one determinant: random integer
-    combinations of the rows restricted to them, at 64, 128, ... bits until the ball excludes zero;
-    the rank 0 is returned where it never does. Without, elimination with complete pivoting counts
-    the pivots that exclude zero.
-
-    Parameters
-    ----------
-    family
-        Its ball Jacobian is used.
-    parameters
-        Float64 or exact (integer, fraction) arrays.
-    bank
-        Inputs.
-    columns
-        Columns of the determinant.
-    seed
-        Seeds the combinations.
-    """
-    architecture = family.architecture
-    bits = 64 if columns is not None else ELIMINATION_BITS
-    rng = np.random.default_rng([seed, 2])
-    while bits <= MOST_BITS:
-        system = Balls(bits)
-        with system.precision():
-            point = {name: system.array(value) for name, value in parameters.items()}
-            inputs = system.array(bank.inputs)
-            full = ball_jacobian(architecture, point, inputs, system)
-            size = min(full.nrows(), full.ncols() if columns is None else len(columns))
-            mix = system.matrix(system.array(rng.integers(-9, 10, (size, full.nrows()))))
-            mixed = mix * full
-            if columns is None:
-                return pivots_away_from_zero(mixed), bits
-            if size < len(columns):
-                return 0, bits
-            minor = system.flint.arb_mat([[row[c] for c in columns] for row in mixed.tolist()])
-            if not minor.det().contains(0):
-                return size, bits
-        bits *= 2
-    return 0, MOST_BITS
-
-
-def pivots_away_from_zero(matrix: Any) -> int:
-    """Proved lower bound of the rank of an ``arb_mat``: elimination with complete pivoting.
-
-    Works at the current precision and stops where every remaining ball contains zero.
-    """
-    work = np.empty((matrix.nrows(), matrix.ncols()), dtype=object)
-    work[:] = np.array(matrix.tolist(), dtype=object)
-    rank = 0
-    while rank < min(work.shape):
-        rest = work[rank:, rank:]
-        sizes = np.array(
-            [float(x.abs_lower().log()) if not x.contains(0) else -np.inf for x in rest.reshape(-1)]
-        )
-        best = int(np.argmax(sizes))
-        if sizes[best] == -np.inf:
-            break
-        row, column = (rank + int(k) for k in divmod(best, rest.shape[1]))
-        work[[rank, row]] = work[[row, rank]]
-        work[:, [rank, column]] = work[:, [column, rank]]
-        factors = work[rank + 1 :, rank] / work[rank, rank]
-        work[rank + 1 :, rank:] = work[rank + 1 :, rank:] - factors[:, None] * work[rank, rank:]
-        rank += 1
-    return rank
-
-
-def effective_map_rank(architecture: Architecture, seed: int = 0) -> int:
-    """Generic rank of ``(Q, K, V) -> (L, M_1, ..., M_D)``, computed modulo a prime.
-
-    It bounds the functional dimension of a normalized network from above, and equals it wherever
-    effective parameters are identifiable at a generic point (Konda, Theorem 1 and Corollary A.1).
-    """
-    rng = np.random.default_rng(seed)
-    system = PowerSeries(1)
-    duals = DualNumbers(system)
-    space = architecture.space
-    flat = duals.variables(system.array(rng.integers(1, JET_PRIME, space.size)))
-    named = {name: flat[window].reshape(space.shapes[name]) for name, window in space.slices()}
-    product: Any = None
-    pieces = []
-    for layer in range(1, architecture.depth + 1):
-        q, k = named[f"Q{layer}"][0], named[f"K{layer}"][0]
-        if product is not None:
-            q, k = product.swapaxes(0, 1) @ q, product.swapaxes(0, 1) @ k
-        pieces.append((q @ k.swapaxes(0, 1)).tangent.coefficients[0].reshape(space.size, -1))
-        value = named[f"V{layer}"][0]
-        product = value if product is None else value @ product
-    pieces.append(product.tangent.coefficients[0].reshape(space.size, -1))
-    return ResidueField().rank(np.concatenate(pieces, axis=1))
-
-
-def closed_form(widths: Sequence[int], ranks: Sequence[int]) -> int:
-    """Closed form for the dimension of a serial, single-head normalized network.
-
-    ``delta_D d_D + sum_i delta_i (delta_{i-1} - delta_i) + alpha_i (2 delta_{i-1} - alpha_i)`` with
-    ``delta_i = min(d_0, ..., d_i)`` and ``alpha_i = min(r_i, delta_{i-1})``. Exact for equal
-    widths; for unequal ones an upper bound, too large where a layer's output has directions that
-    no later layer reads.
-    """
-    deltas = [min(widths[: i + 1]) for i in range(len(widths))]
-    total = deltas[-1] * widths[-1]
-    for i, rank in enumerate(ranks, start=1):
-        alpha = min(rank, deltas[i - 1])
-        total += deltas[i] * (deltas[i - 1] - deltas[i]) + alpha * (2 * deltas[i - 1] - alpha)
-    return total

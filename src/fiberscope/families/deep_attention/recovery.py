@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, log10
+from math import ceil
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
-from fiberscope.families.deep_attention.ball_jacobian import ball_jacobian
 from fiberscope.families.deep_attention.effective import (
     EffectiveParameters,
     effective_architecture,
-    effective_columns,
 )
 from fiberscope.families.deep_attention.forward import forward
 from fiberscope.families.deep_attention.normalizers import Normalizer
+from fiberscope.families.deep_attention.probes import (
+    GUARD,
+    probe_exponents,
+    signal_orders,
+    working_bits,
+)
+from fiberscope.families.deep_attention.score_refinement import ScoreRefinement, float_log
 from fiberscope.numbers.balls import Balls
 
 Oracle = Callable[[NDArray[Any], int], Any]
 """``oracle(inputs, bits)``: tokens of shape ``(tokens, d)`` as exact balls (``flint.arb``) to
 outputs ``(tokens, p)`` as balls, fractions, integers or decimal strings good to ``bits`` bits."""
-
-GUARD = 24
-"""Spare bits at every step."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class RecoveredNetwork:
     bits: int
 
 
-class _Recovery:
+class _Recovery(ScoreRefinement):
     def __init__(
         self,
         oracle: Oracle,
@@ -76,19 +78,15 @@ class _Recovery:
         digits: int,
         rng: np.random.Generator,
     ) -> None:
-        self.oracle, self.width, self.tokens = oracle, width, tokens
-        self.normalizers, self.rng, self.asked = tuple(normalizers), rng, digits
-        self.depth = len(self.normalizers)
-        self.evaluations = 0
         degrees = [phi.contact_degree for phi in normalizers]
         # On symmetric lines a slope's leading part has no other term of its degree; without slope
         # there are some, and the contrast must be smaller than the mean.
         self.spread = 1 if max(degrees) == 1 else 2
         self.orders = signal_orders(degrees, self.spread)
         self.exponents = probe_exponents(self.orders)
-        self.bits = working_bits(self.exponents, self.orders, digits)
-        self.system = Balls(self.bits)
-        self.arb = self.system.flint.arb
+        bits = working_bits(self.exponents, self.orders, digits)
+        super().__init__(width, normalizers, tokens, digits, bits, rng)
+        self.oracle, self.evaluations = oracle, 0
 
     # -- the oracle ---------------------------------------------------------------------------
 
@@ -116,16 +114,7 @@ class _Recovery:
             raise InputError("the oracle returned a value that is not finite")
         return balls
 
-    @property
-    def digits(self) -> int:
-        """Decimal digits of the working precision."""
-        return ceil(self.bits * log10(2))
-
     # -- inputs -------------------------------------------------------------------------------
-
-    def power(self, exponent: int) -> Any:
-        """``2^-exponent``, exact."""
-        return self.arb(2) ** (-exponent)
 
     def line(self, mean: NDArray[Any], direction: NDArray[Any], exponent: int) -> NDArray[Any]:
         """Tokens ``t mean + t^spread c_a direction`` with ``t = 2^-exponent``, ``c = 1, -1, 0``."""
@@ -229,7 +218,7 @@ class _Recovery:
         found = self.system.from_matrix(left * table * inverse.transpose())
         if phi.has_slope or phi.even:
             return found
-        return self._signed(readout, scores, self._middle(found), means[0], directions[0])
+        return self._signed(readout, scores, self.middle(found), means[0], directions[0])
 
     def _signed(
         self,
@@ -290,157 +279,6 @@ class _Recovery:
             "has no symmetric part, and a normalizer without slope hides it"
         )
 
-    # -- refinement ---------------------------------------------------------------------------
-
-    def refine(
-        self, readout: NDArray[Any], scores: list[NDArray[Any]]
-    ) -> tuple[list[NDArray[Any]], Any]:
-        """Newton's method on fresh inputs of size one, then an interval Newton enclosure.
-
-        Returns enclosures of the scores and the radius of the box in which they are unique.
-        """
-        count = 2 + ceil(2 * self.depth * self.width**2 / readout.shape[0])
-        inputs = [self.fresh() for _ in range(count)]
-        observed = np.concatenate([self.ask(x).reshape(-1) for x in inputs])
-        stacked = np.stack(inputs)
-        target = self.power(ceil(3.33 * self.asked) + GUARD)
-        inverse = None
-        for _ in range(40):
-            values, jacobian = self._values_and_jacobian(readout, scores, stacked)
-            transposed = jacobian.mid().transpose()
-            inverse = (transposed * jacobian.mid()).inv().mid() * transposed
-            gap = self.system.matrix((observed - values).reshape(-1, 1))
-            step = (inverse * gap).entries()
-            scores = [
-                self._middle(m + s)
-                for m, s in zip(scores, self._parts([x.mid() for x in step]), strict=True)
-            ]
-            # Steps shrink quadratically until the precision stops them.
-            if all(abs(x.mid()) < target * target or abs(x.mid()) < x.rad() for x in step):
-                break
-        return self._enclose(readout, scores, stacked, observed, inverse)
-
-    def fresh(self) -> NDArray[Any]:
-        """Tokens with entries that are multiples of 1/8 between -1 and 1."""
-        drawn = self.rng.integers(-8, 9, (self.tokens, self.width))
-        return self.system.array(drawn) / 8
-
-    def _middle(self, values: NDArray[Any]) -> NDArray[Any]:
-        flat = np.empty(values.size, dtype=object)
-        flat[:] = [value.mid() for value in values.reshape(-1)]
-        return flat.reshape(values.shape)
-
-    def _values_and_jacobian(
-        self, readout: NDArray[Any], scores: Sequence[NDArray[Any]], inputs: NDArray[Any]
-    ) -> tuple[NDArray[Any], Any]:
-        """Outputs of a network on the inputs, and their Jacobian in the scores (``arb_mat``)."""
-        architecture, parameters = effective_architecture(
-            EffectiveParameters(readout, tuple(scores)),
-            self.normalizers,
-            self.tokens,
-            convert=self.system.array,
-        )
-        values = forward(architecture, parameters, inputs, self.system).reshape(-1)
-        table = ball_jacobian(architecture, parameters, inputs, self.system).tolist()
-        columns = effective_columns(architecture)[readout.size :]
-        return values, self.system.flint.arb_mat([[row[c] for c in columns] for row in table])
-
-    def _parts(self, entries: Sequence[Any]) -> list[NDArray[Any]]:
-        flat = np.empty(len(entries), dtype=object)
-        flat[:] = list(entries)
-        return list(flat.reshape(self.depth, self.width, self.width))
-
-    def _enclose(
-        self,
-        readout: NDArray[Any],
-        scores: list[NDArray[Any]],
-        inputs: NDArray[Any],
-        observed: NDArray[Any],
-        inverse: Any,
-    ) -> tuple[list[NDArray[Any]], Any]:
-        """Krawczyk's test in growing boxes around the refined scores.
-
-        With an approximate left inverse ``Y`` of the Jacobian, ``c + Y (y - F(c)) + (1 - Y F'(box))
-        (box - c)`` inside the box encloses the only scores in the box that give the answers ``y``.
-        """
-        flint = self.system.flint
-        values, _ = self._values_and_jacobian(readout, scores, inputs)
-        newton = inverse * self.system.matrix((observed - values).reshape(-1, 1))
-        size = newton.nrows()
-        radius = 4 * max((x.abs_upper() for x in newton.entries()), key=float_log)
-        radius = radius.upper() + self.power(2 * self.bits)
-        identity = flint.arb_mat(size, size)
-        for i in range(size):
-            identity[i, i] = 1
-        for _ in range(8):
-            box = [self._widened(m, radius) for m in scores]
-            _, wide = self._values_and_jacobian(readout, box, inputs)
-            spread = flint.arb_mat([[flint.arb(0, radius)]] * size)
-            image = (newton + (identity - inverse * wide) * spread).entries()
-            if all(x.abs_upper() < radius for x in image):
-                return [m + x for m, x in zip(scores, self._parts(image), strict=True)], radius
-            radius = (16 * radius).upper()
-        raise InputError(
-            "the recovered scores are not confirmed by interval Newton: the oracle is not a "
-            f"network of this depth, width and normalizers, or supplies fewer than {self.digits} "
-            "digits"
-        )
-
-    def _widened(self, middle: NDArray[Any], radius: Any) -> NDArray[Any]:
-        flat = np.empty(middle.size, dtype=object)
-        flat[:] = [self.arb(x, radius) for x in middle.reshape(-1)]
-        return flat.reshape(middle.shape)
-
-
-def float_log(value: Any) -> float:
-    """Logarithm of a nonnegative ball's midpoint, also below float64's range."""
-    return float("-inf") if value == 0 else float(value.mid().log())
-
-
-def signal_orders(degrees: Sequence[int], spread: int) -> list[int]:
-    """Order in ``t`` of every layer's signal: means have order 1, contrasts order ``spread``.
-
-    ``2 * 3^{i-1}`` contrasts and ``2 v_{i-1} + 2 k_i - 1`` means, with ``v_0 = 0`` and
-    ``v_i = 3 v_{i-1} + 2 k_i - 2``; for ``spread`` 1 these are the Taylor orders.
-    """
-    orders, means, contrasts = [], 0, 1
-    for k in degrees:
-        orders.append(2 * contrasts * spread + 2 * means + 2 * k - 1)
-        means, contrasts = 3 * means + 2 * k - 2, 3 * contrasts
-    return orders
-
-
-def probe_exponents(orders: Sequence[int]) -> list[int]:
-    """Sizes ``2^-e_i`` of the probes of every layer.
-
-    Layer ``i`` is read with relative error of about ``2^(-2 e_i)``, and its error must stay below
-    the signal of every later layer ``j``: ``2 e_i >= e_j (N_j - N_i) + 2 e_j``.
-    """
-    exponents = [0] * len(orders)
-    for i in reversed(range(len(orders))):
-        need = GUARD
-        for j in range(i + 1, len(orders)):
-            step = exponents[j] * (orders[j] - orders[i] + 2)
-            need = max(need, ceil((step + GUARD) / 2))
-        exponents[i] = need
-    return exponents
-
-
-def working_bits(exponents: Sequence[int], orders: Sequence[int], digits: int) -> int:
-    """Precision that separates every layer's signal, to the accuracy that later layers need.
-
-    The last layer needs ``digits``; layer ``i`` must be known to ``2^(-e_j (N_j - N_i))`` times
-    what layer ``j`` needs, and its signal is ``2^(-e_i (N_i - 1))`` of the outputs.
-    """
-    needs = [0] * len(orders)
-    bits = 0
-    for i in reversed(range(len(orders))):
-        needs[i] = ceil(3.33 * digits) + 2 * GUARD
-        for j in range(i + 1, len(orders)):
-            needs[i] = max(needs[i], exponents[j] * (orders[j] - orders[i]) + needs[j] + GUARD)
-        bits = max(bits, exponents[i] * (orders[i] - 1) + needs[i])
-    return bits + 2 * GUARD
-
 
 def recover(
     oracle: Oracle,
@@ -499,7 +337,7 @@ def recover(
             raise InputError("the oracle is zero on consensus inputs: L = 0 hides every score")
         scores: list[NDArray[Any]] = []
         for _ in range(depth):
-            scores.append(run._middle(run.score(readout, scores)))
+            scores.append(run.middle(run.score(readout, scores)))
         enclosed, radius = run.refine(readout, scores)
         held_out = _held_out(run, readout, enclosed)
         radii = [x.rad() for part in [readout, *enclosed] for x in part.reshape(-1)]
