@@ -104,13 +104,18 @@ def _show(found: PolynomialDimension) -> None:
         ("parameters minus rescalings", found.effective),
         ("ambient space", found.ambient),
         ("expected dimension", found.expected),
-        ("dimension", f"{found.dimension}  {found.status.name}"),
+        (
+            "at least" if found.status is DimensionStatus.LOWER_BOUND else "dimension",
+            f"{found.dimension}  {found.status.name}",
+        ),
         ("upper bound", f"{found.upper.value}: {found.upper.reason}"),
-        ("defect", found.defect),
-        ("filling", "yes" if found.filling else "no"),
+        ("defect", "not known" if found.defect is None else found.defect),
+        ("filling", {True: "yes", False: "no", None: "not known"}[found.filling]),
     ]
     if found.status is DimensionStatus.PROBABLE:
         facts.insert(5, ("error probability at most", f"{found.error_probability:.1e}"))
+    if found.status is DimensionStatus.LOWER_BOUND:
+        facts.insert(5, ("trust", found.status.value))
     for name, value in facts:
         table.add_row(name, str(value))
     screen.print(table)

@@ -13,7 +13,11 @@ from fiberscope.errors import InputError
 from fiberscope.families.polynomial.architecture import Architecture
 from fiberscope.families.polynomial.bounds import upper_bound, waring_dimension
 from fiberscope.families.polynomial.dimension import DimensionStatus, dimension
-from fiberscope.families.polynomial.jacobian_rank import rank_modulo, undersampled_rank
+from fiberscope.families.polynomial.jacobian_rank import (
+    error_probability,
+    rank_modulo,
+    undersampled_rank,
+)
 from fiberscope.families.polynomial.network import PolynomialNetwork
 from fiberscope.families.polynomial.theorems import Notion
 from fiberscope.numbers import DualNumbers, PrimeField
@@ -257,3 +261,41 @@ def test_seeds_repeat():
 def test_bad_architectures_are_a_sentence(widths, degrees, options, message):
     with pytest.raises(InputError, match=message):
         Architecture.build(widths, degrees, **options)
+
+
+def test_a_chosen_prime_bounds_no_odds():
+    """Ranks modulo 5 are too small here: 9 and 17 are the dimensions."""
+    generic = Architecture.build((2, 3, 1), 3, activation="generic")
+    assert dimension(generic).dimension == 9
+    found = dimension(generic, primes=[5])
+    assert found.dimension < 9
+    assert found.status is DimensionStatus.LOWER_BOUND
+    assert found.error_probability == 1.0
+    assert found.defect is None
+    assert all(answer.answer is not False for answer in found.notions.values())
+
+
+def test_a_theorem_on_finite_fibers_and_the_dimension_agree():
+    architecture = Architecture.build((3, 3, 2), 3, bias=True)
+    found = dimension(architecture, primes=[5])
+    assert max(trial.rank for trial in found.trials) < 17
+    assert found.notions[Notion.FINITE].answer is True
+    # 9 + 6 weights and 5 biases, minus three rescalings.
+    assert (found.dimension, found.status.name) == (17, "PROVED")
+
+
+def test_a_large_prime_that_divides_a_coefficient_proves_no_defect():
+    prime = 2147483647
+    architecture = Architecture.build((2, 3, 1), activation=f"z^3+{prime}*z")
+    found = dimension(architecture, primes=[prime])
+    assert found.dimension < dimension(architecture).dimension == 6
+    assert found.status is DimensionStatus.LOWER_BOUND
+
+
+def test_the_odds_depend_on_the_primes():
+    architecture = Architecture.build((2, 3, 1), 3)
+    assert error_probability(architecture, 4, []) == 1.0
+    assert error_probability(architecture, 4, [5]) == 1.0
+    large = error_probability(architecture, 4, [1073741827])
+    assert 5 * 2 * 3 / 1073741827 < large < 1e-5
+    assert error_probability(architecture, 4, [1073741827] * 2) == pytest.approx(large**2)

@@ -180,8 +180,8 @@ def write_table(rows: Sequence[Row], found: Iterator[PolynomialDimension], strea
                 result.upper.value,
                 result.upper.reason,
                 f"{result.error_probability:.3g}",
-                result.defect,
-                int(result.filling),
+                "" if result.defect is None else result.defect,
+                "" if result.filling is None else int(result.filling),
                 *notions,
             ]
         )

@@ -25,12 +25,21 @@ from fiberscope.verdict import to_plain
 
 DEFAULT_TRIALS = 2
 
+MOST_ODDS = 1e-6
+"""A rank alone says 'no', and a dimension is PROBABLE, only below this error probability."""
+
 
 class DimensionStatus(Enum):
     """How far the dimension can be trusted; each value is a sentence."""
 
-    PROVED = "A certified lower bound (rank modulo a prime) meets a proved upper bound."
+    PROVED = (
+        "A certified lower bound (a rank modulo a prime, or a theorem on finite fibers) meets a "
+        "proved upper bound."
+    )
     PROBABLE = "The lower bound is certified; that it is the value has a stated error probability."
+    LOWER_BOUND = (
+        f"Only the lower bound is certified: no error probability below {MOST_ODDS:g} is known."
+    )
 
 
 @dataclass(frozen=True)
@@ -41,11 +50,12 @@ class PolynomialDimension:
     ----------
     dimension, status
         The generic rank of the Jacobian, and whether it is proved. It is a certified lower bound
-        in any case.
+        in any case, and nothing more with the status LOWER_BOUND.
     upper
         Smallest proved upper bound, with its derivation.
     error_probability
-        Bound on the probability that the dimension is larger than stated (0 when proved).
+        Bound on the probability that the dimension is larger than stated (0 when proved, 1 when
+        nothing bounds it, as for primes that were chosen instead of drawn).
     effective, ambient, expected
         Parameters minus neuron rescalings; dimension of the ambient space of polynomials; the
         smaller of the two.
@@ -71,13 +81,17 @@ class PolynomialDimension:
     notions: dict[Notion, Answer]
 
     @property
-    def defect(self) -> int:
-        """Expected dimension minus dimension."""
+    def defect(self) -> int | None:
+        """Expected dimension minus dimension; None when only a lower bound is known."""
+        if self.status is DimensionStatus.LOWER_BOUND:
+            return None
         return self.expected - self.dimension
 
     @property
-    def filling(self) -> bool:
-        """True when the set of functions is dense in the ambient space."""
+    def filling(self) -> bool | None:
+        """True when the set of functions is dense in the ambient space; None when unknown."""
+        if self.status is DimensionStatus.LOWER_BOUND and self.upper.value == self.ambient:
+            return None
         return self.dimension == self.ambient
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,8 +131,8 @@ def dimension(
         Most word-size primes to try, after one small one; the first rank that meets the upper
         bound ends the search.
     primes
-        Use these primes instead of random ones (the error probability then covers the random
-        points only).
+        Use these primes instead of random ones. Ranks modulo them are certified lower bounds, but
+        nothing bounds the odds that a chosen prime is a bad one.
 
     Raises
     ------
@@ -131,20 +145,29 @@ def dimension(
     upper = upper_bound(architecture)
     if primes:
         ran = [rank_modulo(architecture, upper.value, rng, prime) for prime in primes]
-        counted = len(ran)
+        counted = 0
     else:
         ran, counted = _random_trials(architecture, upper.value, rng, trials)
-    found = max(trial.rank for trial in ran)
-    proved = found == upper.value
+    found = ranked = max(trial.rank for trial in ran)
+    decided = answers(architecture)
     # Only the trials with word-size primes count for the odds: the small prime says less.
-    odds = 0.0 if proved else error_probability(architecture, found, [not primes] * counted)
+    drawn = [trial.prime for trial in ran[len(ran) - counted :]]
+    odds = 0.0 if found == upper.value else error_probability(architecture, found, drawn)
+    if odds > MOST_ODDS and decided[Notion.FINITE].answer:
+        # A theorem that makes the generic fiber finite up to rescalings is a lower bound as well.
+        found = max(found, architecture.effective)
+    proved = found == upper.value
+    odds = 0.0 if proved else odds
+    status = DimensionStatus.PROVED if proved else DimensionStatus.PROBABLE
+    if odds > MOST_ODDS:
+        status = DimensionStatus.LOWER_BOUND
     return PolynomialDimension(
         architecture=str(architecture),
         widths=architecture.widths,
         degrees=architecture.degrees,
         parameters=architecture.parameters,
         dimension=found,
-        status=DimensionStatus.PROVED if proved else DimensionStatus.PROBABLE,
+        status=status,
         upper=upper,
         error_probability=odds,
         effective=architecture.effective,
@@ -152,7 +175,7 @@ def dimension(
         expected=architecture.expected,
         trials=tuple(ran),
         seed=seed,
-        notions=_notions(architecture, found, proved),
+        notions=_notions(decided, architecture.effective, ranked, status),
     )
 
 
@@ -176,17 +199,22 @@ def _random_trials(
     return ran, counted
 
 
-def _notions(architecture: Architecture, found: int, proved: bool) -> dict[Notion, Answer]:
-    """Answers of the theorems, completed by what the rank itself proves."""
-    decided = answers(architecture)
+def _notions(
+    decided: dict[Notion, Answer], effective: int, ranked: int, status: DimensionStatus
+) -> dict[Notion, Answer]:
+    """Answers of the theorems, completed by what the rank itself proves or makes probable."""
     finite = decided[Notion.FINITE]
-    if found == architecture.effective:
+    if ranked == effective:
         by_rank = "the rank modulo a prime equals parameters minus rescalings"
         decided[Notion.FINITE] = Answer(
             Notion.FINITE, True, "certified rank", by_rank, finite.hypotheses
         )
-    elif finite.answer is None:
-        odds = "" if proved else " (probable: the rank is a certified lower bound only)"
+    elif finite.answer is None and status is not DimensionStatus.LOWER_BOUND:
+        odds = (
+            ""
+            if status is DimensionStatus.PROVED
+            else f" (probable: wrong with the stated odds, below {MOST_ODDS:g})"
+        )
         for notion in Notion:
             decided[notion] = Answer(
                 notion,

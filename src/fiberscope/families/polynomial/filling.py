@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fiberscope.families.polynomial.architecture import Architecture
 from fiberscope.families.polynomial.bounds import upper_bound
 from fiberscope.families.polynomial.jacobian_rank import error_probability, rank_modulo
+from fiberscope.numbers.prime_field import PRIME_RANGE
 
 _FILLS, _DOES_NOT, _UNKNOWN = 1, -1, 0
 
@@ -95,7 +96,7 @@ def minimal_filling(
                     certificates[widths] = trial.prime
                     break
             else:
-                wrong += error_probability(architecture, found, [True] * trials)
+                wrong += error_probability(architecture, found, [PRIME_RANGE[0]] * trials)
         if found == ambient:
             state[tuple(slice(i, None) for i in position)] = _FILLS
         else:

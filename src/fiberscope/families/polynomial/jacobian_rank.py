@@ -244,28 +244,32 @@ def _activate(
 
 
 def error_probability(
-    architecture: Architecture, rank_found: int, random_primes: Sequence[bool]
+    architecture: Architecture, rank_found: int, random_primes: Sequence[int]
 ) -> float:
     """Bound on the probability that the generic rank is larger than the largest rank found.
 
     For each trial, Schwartz-Zippel bounds the chance that a non-zero minor of ``J D J^T`` of
-    size ``rank + 1`` vanishes at a random point, ``degree / 2^30``; with a random prime, the
-    chance that the prime divides all coefficients of the minor is at most (bits of its height /
-    30) / (number of primes in the range). Trials are independent. Saturation needs no share of
-    its own: the rank without the last point is a certified lower bound.
+    size ``rank + 1`` vanishes at a random point, ``degree / prime``; the chance that the prime
+    divides all coefficients of the minor is at most (bits of its height / 30) / (number of primes
+    in the range). Trials are independent. Saturation needs no share of its own: the rank without
+    the last point is a certified lower bound.
 
-    A prime that was not drawn at random is covered for the random point only.
+    Parameters
+    ----------
+    random_primes
+        The primes of the trials that were drawn from ``PRIME_RANGE``. A prime that somebody chose
+        gives no bound, because it may divide every minor: leave it out, and without any the
+        bound is 1.
     """
     size = rank_found + 1
     point_degree, height_bits = _degree_and_height(architecture)
     entry_degree = 2 * (point_degree - 1 + architecture.total_degree) + 2
-    at_points = size * entry_degree / PRIME_RANGE[0]
     entry_bits = log2(architecture.parameters) + 2 * (height_bits + log2(point_degree))
     minor_bits = size * (log2(size) + entry_bits)
     at_primes = minor_bits / 30 / PRIMES_IN_RANGE
     probability = 1.0
-    for drawn in random_primes:
-        probability *= min(1.0, at_points + (at_primes if drawn else 0.0))
+    for prime in random_primes:
+        probability *= min(1.0, size * entry_degree / prime + at_primes)
     return probability
 
 
