@@ -170,3 +170,27 @@ def test_missing_files(capsys, tmp_path):
     code, _, err = run(capsys, "compare", tmp_path / "bad.npz", tmp_path / "bad.npz")
     assert code == 3
     assert "cannot be read as npz" in err
+
+
+def test_float_weights_that_rounding_leaves_open_are_exit_code_two(capsys, tmp_path):
+    path = write(tmp_path / "tie.json", [[[1.0, 2.0], [1.0, 2.00000003]], [[1, 3]]], degree=3)
+    code, out, _ = run(capsys, "fiber", "polynomial", path)
+    assert code == 2
+    assert "undecided" in out
+    assert max(len(line) for line in out.splitlines()) <= 100
+    code, out, _ = run(capsys, "fiber", "polynomial", path, "--json")
+    found = json.loads(out)
+    assert (code, found["identifiable"], found["jacobian_rank"]) == (2, "undecided", None)
+
+
+def test_float_comparisons_are_numerical(capsys, tmp_path):
+    rows = [[1.0, 0.0], [0.0, 1e-5]]
+    first = write(tmp_path / "one.json", [rows, [[1, 1]]], degree=3)
+    second = write(tmp_path / "two.json", [rows, [[1, 2]]], degree=3)
+    code, out, _ = run(capsys, "compare", first, second, "--json")
+    assert (code, json.loads(out)["outcome"]) == (1, "DIFFERENT")
+    moved = write(tmp_path / "moved.json", [[[1.0, 0.0], [0.0, 1e-4]], [[1, 1e-3]]], degree=3)
+    code, out, _ = run(capsys, "compare", first, moved, "--json")
+    found = json.loads(out)
+    assert (code, found["relation"]) == (0, "SYMMETRY")
+    assert "numerical" in found["certainty"]

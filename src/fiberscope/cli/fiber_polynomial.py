@@ -9,6 +9,7 @@ import click
 from fiberscope.cli.output import console, print_json
 from fiberscope.families.polynomial.fiber import FiberReport, fiber
 from fiberscope.families.polynomial.weights import read_weights
+from fiberscope.verdict import Outcome
 
 
 @click.command("polynomial")
@@ -16,11 +17,12 @@ from fiberscope.families.polynomial.weights import read_weights
 @click.option("--exact", is_flag=True, help="Refuse floating-point weights.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(weights: Path, exact: bool, seed: int, as_json: bool) -> None:
+def command(weights: Path, exact: bool, seed: int, as_json: bool) -> int:
     """All networks with the function of the one in WEIGHTS: what is known, and why.
 
     Superfluous neurons, the symmetry group at these weights, and whether they are identifiable.
-    WEIGHTS is a JSON or npz file; rationals are written as integers or '3/7'.
+    WEIGHTS is a JSON or npz file; rationals are written as integers or '3/7'. Exit code 2 says that
+    the rounding of floating-point weights leaves it open whether they are identifiable.
     """
     found = fiber(read_weights(weights, exact=exact), seed)
     if as_json:
@@ -28,6 +30,7 @@ def command(weights: Path, exact: bool, seed: int, as_json: bool) -> None:
         print_json({**head, **found.to_dict()})
     else:
         _show(found)
+    return Outcome.UNDECIDED.exit_code if found.undecided else 0
 
 
 def _show(found: FiberReport) -> None:
@@ -35,14 +38,20 @@ def _show(found: FiberReport) -> None:
 
     screen = console()
     table = Table(title=f"Fiber of a polynomial network {found.architecture}", show_header=False)
-    word = {True: "yes", False: "no", None: "not covered"}[found.identifiable]
     source = f" ({found.source})" if found.source else ""
-    table.add_row("identifiable", f"{word}: {found.why}{source}")
+    table.add_row("identifiable", f"{found.word}: {found.why}{source}")
+    table.add_row("", "that is, up to permutations, signs and rescalings of neurons")
     table.add_row("parameters", str(found.parameters))
-    table.add_row("Jacobian rank here", str(found.jacobian_rank))
-    table.add_row("orbit of the known symmetries", str(found.orbit))
-    table.add_row("further local freedom", str(found.local_freedom))
-    table.add_row("arithmetic", "exact" if found.exact else f"float64, zero is {found.tolerance:g}")
+    rank, freedom = (
+        "undecided" if number is None else str(number)
+        for number in (found.jacobian_rank, found.local_freedom)
+    )
+    table.add_row("Jacobian rank here", rank)
+    table.add_row("orbit of the symmetries below", str(found.orbit))
+    table.add_row("further local freedom", freedom)
+    table.add_row(
+        "arithmetic", "exact" if found.exact else f"float64, tolerance {found.tolerance:g}"
+    )
     if found.dependent_features:
         layers = ", ".join(map(str, found.dependent_features))
         table.add_row("layers with dependent features", layers)

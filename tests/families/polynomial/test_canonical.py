@@ -15,9 +15,11 @@ from fiberscope.errors import InputError
 from fiberscope.families.polynomial.architecture import Architecture
 from fiberscope.families.polynomial.canonical import canonical_form, quadratic_decomposition
 from fiberscope.families.polynomial.comparison import Relation, compare_networks
+from fiberscope.families.polynomial.dimension import dimension
 from fiberscope.families.polynomial.fiber import fiber, kruskal_rank
 from fiberscope.families.polynomial.network import PolynomialNetwork
 from fiberscope.families.polynomial.rationals import RATIONALS
+from fiberscope.families.polynomial.theorems import Notion
 from fiberscope.families.polynomial.weights import WeightedNetwork
 from fiberscope.verdict import Outcome
 
@@ -36,6 +38,10 @@ def exact(matrices, degrees=2, biases=None, **options):
 def floating(network):
     values = {name: array.astype(float) for name, array in network.parameters.items()}
     return WeightedNetwork(network.family, values, False)
+
+
+def rounded(matrices, degrees):
+    return floating(exact(matrices, degrees))
 
 
 SQUARE = [[1, 1], [1, -1]]
@@ -247,3 +253,102 @@ def test_kruskal_rank():
     assert kruskal_rank(rows.astype(float), False) == 2
     assert kruskal_rank(rows[[0, 1, 3]], True) == 3
     assert kruskal_rank(RATIONALS.array([[0, 0], [1, 0]]), True) == 0
+
+
+@pytest.mark.parametrize(
+    ("factor", "degree"), [(0.1, 9), (1e-4, 3), (0.25, 16), (-1e-3, 5), (1e5, 4)]
+)
+def test_rescaled_neurons_stay_alive_and_related_in_float64(factor, degree):
+    """Row times c, output divided by c^r: a neuron rescaling, whatever the sizes."""
+    first = rounded([[[1, 2], [1, 3]], [[1, 1]]], degree)
+    second = rounded([[[1, 2], [factor, 3 * factor]], [[1, factor**-degree]]], degree)
+    found = compare_networks(first, second)
+    assert (found.outcome, found.relation) == (Outcome.SAME, Relation.SYMMETRY)
+    assert "numerical" in found.certainty
+    carried = found.carry(first.parameters)
+    for name, target in second.parameters.items():
+        assert np.allclose(carried[name], target, rtol=1e-10, atol=0)
+    for network in (first, second):
+        report = fiber(network)
+        assert not report.neurons
+        assert (
+            report.jacobian_rank == fiber(exact([[[1, 2], [1, 3]], [[1, 1]]], degree)).jacobian_rank
+        )
+
+
+def test_small_rows_are_not_zero():
+    report = fiber(rounded([[[1.0, 2.0], [1e-12, 3e-12]], [[1, 3e30]]], 3))
+    assert not report.neurons
+    assert (report.jacobian_rank, report.local_freedom) == (4, 0)
+
+
+def test_a_neuron_below_rounding_is_undecided_not_inactive():
+    report = fiber(rounded([[[1.0, 2.0], [1e-12, 3e-12]], [[1, 1]]], 3))
+    assert not report.neurons
+    assert report.undecided
+    assert report.identifiable is None
+    assert "contributes less" in report.why
+
+
+def test_a_small_neuron_is_not_forgotten_when_functions_are_compared():
+    """x^3 + (y / 10^5)^3 and x^3 + 2 (y / 10^5)^3: 2 and 3 at (1, 10^5)."""
+    rows = [[1.0, 0.0], [0.0, 1e-5]]
+    found = compare_networks(rounded([rows, [[1, 1]]], 3), rounded([rows, [[1, 2]]], 3))
+    assert found.outcome is Outcome.DIFFERENT
+    x, y = found.point
+    assert found.first_value[0] == pytest.approx(x**3 + (1e-5 * y) ** 3)
+    assert found.second_value[0] == pytest.approx(x**3 + 2 * (1e-5 * y) ** 3)
+    # Nowhere alone: the same inputs feed a large neuron.
+    rows = [[1.0, 1.0], [1e-5, -1e-5]]
+    found = compare_networks(rounded([rows, [[1, 1]]], 3), rounded([rows, [[1, 2]]], 3))
+    assert found.outcome is not Outcome.SAME
+
+
+def test_float_identities_need_exact_equality_of_the_stored_numbers():
+    half = [[0.5, 0.5], [0.5, -0.5]]
+    first = rounded([ONE, SQUARE, ONE], (2, 2))
+    found = compare_networks(first, rounded([SQUARE, half, [[1, 0], [1, -1]]], (2, 2)))
+    assert (found.outcome, found.relation) == (Outcome.SAME, Relation.IDENTITY)
+    assert "exact rationals" in found.certainty
+    # 0.3 / 3 is not 0.1 in binary: true over the reals, beyond what float64 can tell.
+    turned = rounded(
+        [[[3.0, 3.0], [3.0, -3.0]], [[1 / 18, 1 / 18], [1 / 18, -1 / 18]], ONE], (2, 2)
+    )
+    other = rounded([ONE, SQUARE, [[1, 0], [1, -1]]], (2, 2))
+    assert compare_networks(other, turned).outcome is Outcome.UNDECIDED
+
+
+def test_near_ties_are_undecided():
+    """Two distinct lines, so rank 4 exactly; the fourth singular value is about 1e-16."""
+    rows = [[1.0, 2.0], [1.0, 2.00000003]]
+    report = fiber(rounded([rows, [[1, 3]]], 3))
+    assert report.undecided
+    assert (report.identifiable, report.jacobian_rank, report.local_freedom) == (None, None, None)
+    assert "almost proportional" in report.why
+    precise = fiber(exact([[["1", "2"], ["1", "200000003/100000000"]], [[1, 3]]], 3))
+    assert (precise.identifiable, precise.jacobian_rank) == (True, 4)
+
+
+def test_collinear_up_to_rounding():
+    report = fiber(rounded([[[0.1, 0.3], [0.2 / 3, 0.2]], [[1.0, 1.0]]], 3))
+    assert report.neurons[0].kind == "collinear"
+    assert report.identifiable is False
+
+
+@pytest.mark.parametrize("options", [{"degrees": 3}, {"degrees": None, "activation": "z^3+z+1"}])
+def test_too_many_parameters_make_every_fiber_infinite(options):
+    """Four cubic monomials in two variables (and two linear ones): 6 or 9 directions do not fit."""
+    network = exact([[[1, 2], [2, 5], [3, -1]], [[1, 3, 2]]], **options)
+    report = fiber(network)
+    assert report.local_freedom > 0
+    assert report.identifiable is False
+    assert "upper bound" in report.why
+
+
+def test_rotations_make_a_quadric_unidentifiable_in_both_reports():
+    architecture = Architecture.build((2, 2, 1), 2)
+    report = fiber(exact([[[1, 2], [3, 1]], [[1, 2]]], 2))
+    assert report.identifiable is False
+    assert any("rotations" in acting.name for acting in report.symmetries)
+    assert dimension(architecture).notions[Notion.FINITE].answer is False
+    assert "permutations and rescalings" in Notion.FINITE.value

@@ -26,8 +26,12 @@ from fiberscope.families.polynomial.network import PolynomialNetwork, shifted_co
 from fiberscope.parameters import Parameters
 from fiberscope.symmetry import Element, Symmetry
 
-TOLERANCE = 1e-9
-"""In float64, entries are zero or equal up to this share of the largest entry of their matrix."""
+TOLERANCE = 1e-12
+"""float64: rows count as equal or proportional up to this share of their own largest entry."""
+
+DISTINCT = 1e-6
+"""float64: rows that differ by less than this share, and more than the tolerance, are too close to
+tell; so is a neuron that contributes less than the tolerance of what its layer contributes."""
 
 _KEY_DIGITS = 9
 
@@ -141,14 +145,6 @@ class _Reduction:
             ties=tuple(dict.fromkeys(self.ties)),
         )
 
-    def is_zero(self, array: NDArray[Any], scale: Any) -> bool:
-        if self.exact:
-            return all(entry == 0 for entry in array.reshape(-1))
-        return bool(np.abs(array).max(initial=0.0) <= TOLERANCE * scale)
-
-    def largest(self, array: NDArray[Any]) -> float:
-        return 1.0 if self.exact else float(np.abs(array).max(initial=0.0))
-
     def keep(self, layer: int, kept: Sequence[int], reason: str) -> bool:
         """Keep some neurons of a layer; True when one goes."""
         gone = len(self.weights[layer]) - len(kept)
@@ -165,12 +161,12 @@ class _Reduction:
         """Remove neurons that nobody reads, and fold constant ones into the next bias."""
         sigma = self.family.activations[layer]
         rows, columns = self.weights[layer], self.weights[layer + 1]
-        row_scale, column_scale = self.largest(rows), self.largest(columns)
         kept = []
         for neuron in range(len(rows)):
-            if self.is_zero(columns[:, neuron], column_scale):
+            # Only exact zeros: smallness is not invariant under rescalings of the neuron.
+            if not columns[:, neuron].any():
                 continue
-            if self.is_zero(rows[neuron], row_scale):
+            if not rows[neuron].any():
                 if self.biases is not None:
                     constant = _value(sigma, self.biases[layer][neuron], self.exact)
                     self.biases[layer + 1] = self.biases[layer + 1] + columns[:, neuron] * constant
@@ -178,6 +174,11 @@ class _Reduction:
                 if sigma.through_origin:
                     continue
             kept.append(neuron)
+        if not self.exact:
+            for neuron in negligible(sigma, rows, columns):
+                self.ties.append(
+                    f"layer {layer + 1}, neuron {neuron}: contributes less than rounding"
+                )
         return self.keep(layer, kept, "inactive")
 
     def scale(self, layer: int) -> NDArray[Any]:
@@ -235,7 +236,6 @@ class _Reduction:
         """Merge neurons with equal rows (and biases): their outgoing columns add up."""
         rows = self.rows_with_bias(layer)
         columns = self.weights[layer + 1]
-        scale = self.largest(rows)
         first: list[int] = []
         seen: dict[tuple[Any, ...], int] = {}
         collinear = 0
@@ -243,17 +243,27 @@ class _Reduction:
             if self.exact:
                 twin = seen.setdefault(tuple(row), neuron)
             else:
-                near = [i for i in first if self.is_zero(rows[i] - row, scale)]
+                gaps = {i: distance(rows[i], row) for i in first}
+                near = [i for i, gap in gaps.items() if gap <= TOLERANCE]
                 twin = near[0] if near else neuron
+                if any(TOLERANCE < gap < DISTINCT for gap in gaps.values()):
+                    self.ties.append(f"layer {layer + 1}, neuron {neuron}: almost equal rows")
             if twin == neuron:
                 first.append(neuron)
                 continue
-            columns[:, twin] = columns[:, twin] + columns[:, neuron]
+            columns[:, twin] = self.sum(columns[:, twin], columns[:, neuron])
             collinear += bool(factors[twin] != factors[neuron])
         gone = self.keep(layer, first, "redundant")
         self.removed["redundant"] -= collinear
         self.removed["collinear"] += collinear
         return gone
+
+    def sum(self, first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
+        """Sum of two columns; in float64, what is left by rounding of a cancellation is zero."""
+        total: NDArray[Any] = first + second
+        if not self.exact:
+            total[np.abs(total) <= TOLERANCE * (np.abs(first) + np.abs(second))] = 0.0
+        return total
 
     def rows_with_bias(self, layer: int) -> NDArray[Any]:
         if self.biases is None:
@@ -267,9 +277,11 @@ class _Reduction:
             order = sorted(range(len(rows)), key=lambda i: tuple(rows[i]))
         else:
             # Rounded keys: entries that are equal up to rounding must not decide the order.
-            scale = self.largest(rows) or 1.0
-            keys = np.round(rows / scale, _KEY_DIGITS) + 0.0
-            order = sorted(range(len(rows)), key=lambda i: tuple(keys[i]))
+            # Each row at its own scale, which comes last.
+            sizes = np.abs(rows).max(axis=1, initial=0.0)
+            keys = np.round(rows / np.where(sizes > 0, sizes, 1.0)[:, None], _KEY_DIGITS) + 0.0
+            scales = [float(f"{size:.{_KEY_DIGITS}e}") for size in sizes]
+            order = sorted(range(len(rows)), key=lambda i: (*keys[i], scales[i]))
         self.weights[layer] = self.weights[layer][order]
         self.weights[layer + 1] = self.weights[layer + 1][:, order]
         if self.biases is not None:
@@ -308,6 +320,29 @@ class _Reduction:
             padded[name] = np.full(shape, zero, dtype=object if self.exact else np.float64)
             padded[name][tuple(slice(size) for size in part.shape)] = part
         return padded
+
+
+def distance(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Largest difference of two rows as a share of their largest entry."""
+    scale = max(float(np.abs(row).max(initial=0.0)) for row in (first, second))
+    return float(np.abs(first - second).max(initial=0.0)) / scale if scale else 0.0
+
+
+def negligible(sigma: Polynomial, rows: NDArray[Any], columns: NDArray[Any]) -> list[int]:
+    """Neurons, not zero, that contribute less than rounding to what their layer contributes.
+
+    At inputs of size one, by absolute values: ``sum_i |a_i| |row|^i |outgoing|`` over ``i >= 1``.
+    Each neuron's rescalings leave this number alone.
+    """
+    with np.errstate(all="ignore"):
+        sizes = np.abs(rows).astype(np.float64).max(axis=1, initial=0.0)
+        out = np.abs(columns).astype(np.float64).max(axis=0, initial=0.0)
+        logs = np.full(len(rows), -np.inf)
+        for exponent in sigma.exponents - {0}:
+            size = abs(float(sigma.coefficients[exponent]))
+            logs = np.logaddexp(logs, np.log(size) + exponent * np.log(sizes) + np.log(out))
+        small = np.isfinite(logs) & (logs < logs.max(initial=-np.inf) + np.log(TOLERANCE))
+    return [int(neuron) for neuron in np.flatnonzero(small)]
 
 
 def quadratic_decomposition(

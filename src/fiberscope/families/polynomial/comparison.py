@@ -28,7 +28,9 @@ MOST_GRID_POINTS = 3000
 """Up to this many unisolvent points an identity of exact polynomials is proved, not sampled."""
 
 SAME_WITHIN, DIFFERENT_BEYOND = 1e-11, 1e-8
-"""float64: differences relative to the same network with absolute values everywhere."""
+"""float64: differences of values relative to the same network with absolute values everywhere, and
+of weights relative to the largest entry of their row and of their column, the smaller of the two.
+"""
 
 _POINTS = 8
 
@@ -38,7 +40,7 @@ class Relation(Enum):
 
     SYMMETRY = "A symmetry carries one to the other: the witness."
     REDUCTION = "Both reduce to the same canonical form when superfluous neurons are removed."
-    IDENTITY = "The functions are the same polynomials, but no known symmetry relates them."
+    IDENTITY = "The functions are the same polynomials, but no symmetry of the family relates them."
     NONE = "No relation was found."
 
 
@@ -51,7 +53,7 @@ class PolynomialComparison(Comparison):
     relation
         How two networks with the same function are related.
     certainty
-        In words: proved, with an error probability, or within rounding.
+        In words: proved, with an error probability, or numerical with its tolerance.
     point, first_value, second_value
         For DIFFERENT, an input at which the outputs differ.
     """
@@ -72,6 +74,10 @@ def compare_networks(
     point with different values settles it. Then canonical forms and a witness; and for equal
     functions without one, a proof of the polynomial identity or its error probability.
 
+    In float64 equal values at some points prove nothing: SAME needs a witness or one canonical
+    form, every weight within :data:`SAME_WITHIN` at the scale of its own neuron, or the identity of
+    the polynomials whose coefficients are the stored numbers as they are. Else UNDECIDED.
+
     Raises
     ------
     InputError
@@ -90,7 +96,7 @@ def compare_networks(
         certainty, doubt = "exact arithmetic", False
     else:
         difference, doubt = _float_difference(first, second, rng)
-        certainty = f"float64, differences beyond {DIFFERENT_BEYOND:g} count"
+        certainty = f"numerical: differences beyond {DIFFERENT_BEYOND:g} count"
     if difference is not None:
         point, left, right = difference
         return PolynomialComparison(
@@ -109,11 +115,7 @@ def compare_networks(
             certainty=certainty,
         )
     forms = [canonical_form(n.family, _common(n, exact)) for n in (first, second)]
-    certainty = (
-        _exact_identity(first, second, rng)
-        if exact
-        else f"float64, {_POINTS} random points agree within {SAME_WITHIN:g} of their size"
-    )
+    numerical = f"numerical: weights agree within {SAME_WITHIN:g} at the scale of their neurons"
     if one == two:
         witness = find_witness(first.family, _common(first, exact), _common(second, exact))
         if witness is not None:
@@ -122,7 +124,7 @@ def compare_networks(
                 witness,
                 Relation.SYMMETRY.value,
                 relation=Relation.SYMMETRY,
-                certainty="the witness was re-applied",
+                certainty="the witness was re-applied" + ("" if exact else f"; {numerical}"),
             )
     relation = Relation.REDUCTION if _same_form(forms[0], forms[1], exact) else Relation.IDENTITY
     if relation is Relation.REDUCTION and (one.degrees, one.kind, one.named, one.bias) != (
@@ -132,9 +134,31 @@ def compare_networks(
         two.bias,
     ):
         relation = Relation.IDENTITY
-    return PolynomialComparison(
-        Outcome.SAME, (), relation.value, relation=relation, certainty=certainty
-    )
+    reason = relation.value
+    if exact:
+        certainty = _exact_identity(first, second, rng)
+    elif relation is Relation.REDUCTION:
+        certainty = numerical
+    else:
+        # Every float is a rational number: the stored numbers can be compared exactly.
+        stored = [_as_rationals(network) for network in (first, second)]
+        if _exact_difference(stored[0], stored[1], rng) is not None:
+            return PolynomialComparison(
+                Outcome.UNDECIDED,
+                reason="as exact rationals the stored numbers give different functions, but at no "
+                f"point that was tried do the values differ by more than {SAME_WITHIN:g} of their "
+                "size, and no symmetry was found in float64: make the weights rational",
+                certainty=f"numerical: differences beyond {DIFFERENT_BEYOND:g} count",
+            )
+        reason = "The stored numbers give the same polynomials; no symmetry was found in float64."
+        certainty = "as exact rationals, " + _exact_identity(stored[0], stored[1], rng)
+    return PolynomialComparison(Outcome.SAME, (), reason, relation=relation, certainty=certainty)
+
+
+def _as_rationals(network: WeightedNetwork) -> WeightedNetwork:
+    """The same numbers, exactly."""
+    parameters = {name: RATIONALS.array(array) for name, array in network.parameters.items()}
+    return WeightedNetwork(network.family, parameters, True, network.where)
 
 
 def _common(network: WeightedNetwork, exact: bool) -> dict[str, NDArray[Any]]:
@@ -197,18 +221,42 @@ def _float_difference(
     first: WeightedNetwork, second: WeightedNetwork, rng: np.random.Generator
 ) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]] | None, bool]:
     """The largest difference at random points, and whether rounding leaves a doubt."""
-    points = rng.standard_normal((_POINTS, first.architecture.widths[0]))
+    points = _points(first, second, rng)
     with np.errstate(over="ignore", invalid="ignore"):
         left, right = (n.family.values(_common(n, False), points, FLOAT64) for n in (first, second))
         size = np.maximum(*(_absolute_values(n, np.abs(points)) for n in (first, second)))
-    if not np.isfinite(size).all():
+    finite = np.isfinite(size).all(axis=1)
+    if not finite[:_POINTS].all():
         raise InputError("the values overflow in float64: scale the weights, or make them rational")
+    points, left, right, size = points[finite], left[finite], right[finite], size[finite]
     share = np.abs(left - right) / np.where(size > 0, size, 1.0)
     worst = int(np.argmax(share.max(axis=1)))
     if share.max() > DIFFERENT_BEYOND:
         found = tuple(points[worst].tolist()), tuple(left[worst].tolist())
         return (*found, tuple(right[worst].tolist())), False
     return None, bool(share.max() > SAME_WITHIN)
+
+
+def _points(
+    first: WeightedNetwork, second: WeightedNetwork, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Inputs of size one, inputs at the scale of each coordinate, and of each neuron alone."""
+    inputs = first.architecture.widths[0]
+    found = [rng.standard_normal((_POINTS, inputs))]
+    for network in (first, second):
+        rows = np.abs(_common(network, False)["W1"])
+        heights = rows.max(axis=0)
+        if not heights.any() or heights[heights > 0].min() < np.finfo(np.float64).tiny:
+            continue
+        scale = 1 / np.where(heights > 0, heights, heights.max())
+        found.append(rng.standard_normal((_POINTS, inputs)) * scale)
+        # Where one coordinate is large, neurons that only it feeds are seen.
+        found.append(np.diag(scale))
+        alone = np.linalg.pinv(_common(network, False)["W1"] * scale).T * scale
+        found.append(alone)
+    points = np.concatenate(found)
+    kept: NDArray[np.float64] = points[np.isfinite(points).all(axis=1)]
+    return kept
 
 
 def _absolute_values(network: WeightedNetwork, stream: NDArray[Any]) -> NDArray[Any]:
@@ -230,12 +278,22 @@ def _same_form(first: CanonicalForm, second: CanonicalForm, exact: bool) -> bool
     for name in first.parameters:
         a, b = first.parameters[name], second.parameters[name]
         window = tuple(slice(min(m, n)) for m, n in zip(a.shape, b.shape, strict=True))
-        if exact:
-            if not (a[window] == b[window]).all():
-                return False
-        elif np.abs(a[window] - b[window]).max(initial=0.0) > 1e-7 * np.abs(a).max(initial=1.0):
+        if not _agree(a[window], b[window], exact):
             return False
     return True
+
+
+def _agree(first: NDArray[Any], second: NDArray[Any], exact: bool) -> bool:
+    """Equality; in float64 every entry at the scale of its own row and its own column."""
+    if exact:
+        return bool((first == second).all())
+    sizes = np.maximum(np.abs(first), np.abs(second))
+    if sizes.ndim == 2:
+        sizes = np.minimum(
+            sizes.max(axis=1, keepdims=True, initial=0.0),
+            sizes.max(axis=0, keepdims=True, initial=0.0),
+        )
+    return bool((np.abs(first - second) <= SAME_WITHIN * sizes).all())
 
 
 def find_witness(family: PolynomialNetwork, first: Parameters, second: Parameters) -> Moves | None:
@@ -255,14 +313,7 @@ def find_witness(family: PolynomialNetwork, first: Parameters, second: Parameter
     for witness in candidates:
         with np.errstate(all="ignore"):
             moved = Comparison(Outcome.SAME, witness).carry(first)
-        for name in family.space.shapes:
-            gap = moved[name] - second[name]
-            if exact:
-                if any(entry != 0 for entry in gap.reshape(-1)):
-                    break
-            elif not np.abs(gap).max(initial=0.0) <= 1e-8 * np.abs(second[name]).max(initial=1.0):
-                break
-        else:
+        if all(_agree(moved[name], second[name], exact) for name in family.space.shapes):
             return witness
     return None
 

@@ -17,11 +17,11 @@ from fiberscope.families.polynomial.two_layers import block_finite, block_one_or
 class Notion(Enum):
     """Three notions of identifiability, from weak to strong; each value is a sentence."""
 
-    FINITE = "the generic fiber is finitely many orbits of the known symmetries"
-    ONE_ORBIT = "the generic fiber is one orbit of the known symmetries"
+    FINITE = "the generic fiber is finitely many orbits of neuron permutations and rescalings"
+    ONE_ORBIT = "the generic fiber is one orbit of neuron permutations and rescalings"
     EVERY = (
         "every network without inactive, redundant or (monomials) collinear neurons is determined "
-        "up to the known symmetries"
+        "up to neuron permutations and rescalings"
     )
 
 
