@@ -56,8 +56,8 @@ INACTIVE: Mapping[str, tuple[Any, ...]] = {
 LARGEST_SIZE = 2**32
 """Bound on every size: a larger one is a damaged file, not a model."""
 
-LARGEST_DEPTH = 10_000
-"""Bound on the number of layers."""
+LARGEST_DEPTH = 1_000
+"""Bound on the number of layers: a deeper one is a damaged file, not a model."""
 
 
 class ConfigReader:
@@ -128,7 +128,9 @@ class ConfigReader:
         """A number of layers."""
         count = self.integer(key, default)
         if count > LARGEST_DEPTH:
-            raise self.fail(f"{key!r} is {count}, but at most {LARGEST_DEPTH} is believable")
+            raise self.fail(
+                f"{key!r} is {count}, but at most {LARGEST_DEPTH:,} layers are supported"
+            )
         return count
 
     def number(self, key: str, default: float) -> float:

@@ -131,7 +131,7 @@ def _patches(wiring: Wiring) -> list[Condition]:
 
 def _narrow(wiring: Wiring) -> list[Condition]:
     """A tied table behind a LayerNorm of three features keeps one more direction."""
-    point = next((p for p in wiring.points if any(r.tied for r in p.readers)), None)
+    point = wiring.tied_point
     if point is None or not point.blind or point.width >= 4:
         return []
     return [Condition(f"width ({point.width}) at least 4 for tied embeddings", False)]

@@ -28,12 +28,12 @@ def effective_coordinates(wiring: Wiring) -> int:
     """
     total = sum(_attention(wiring, attention) for attention in wiring.attentions)
     for mlp in wiring.mlps:
-        segment = _segment_of(wiring, mlp.down)
+        segment = wiring.segment_writing(mlp.down)
         rows = [(mlp.up, mlp.up_bias)]
         if mlp.gate is not None:
             rows.append((mlp.gate, mlp.gate_bias))
         for view, bias in rows:
-            point = _point_reading(wiring, view)
+            point = wiring.point_reading(view)
             total += mlp.neurons * _inputs(point, bias)
         total += mlp.neurons * (segment.width - segment.blind)
         total -= mlp.neurons * (mlp.gate is not None)
@@ -62,17 +62,9 @@ def _inputs(point: Point, bias: View | None) -> int:
     return point.width - point.blind + _constant(point, bias)
 
 
-def _segment_of(wiring: Wiring, view: View) -> Segment:
-    return next(s for s in wiring.segments if any(w.view == view for w in s.writers))
-
-
-def _point_reading(wiring: Wiring, view: View) -> Point:
-    return next(p for p in wiring.points if any(r.weight == view for r in p.readers))
-
-
 def _attention(wiring: Wiring, a: Attention) -> int:
-    query, key = _point_reading(wiring, a.query), _point_reading(wiring, a.key)
-    value, segment = _point_reading(wiring, a.value), _segment_of(wiring, a.output)
+    query, key = wiring.point_reading(a.query), wiring.point_reading(a.key)
+    value, segment = wiring.point_reading(a.value), wiring.segment_writing(a.output)
     heads, total = a.groups * a.heads_per_group, 0
     planes = a.rotary.planes if a.rotary else ()
     rotated = 2 * len(planes)
@@ -94,8 +86,7 @@ def _attention(wiring: Wiring, a: Attention) -> int:
     total += a.groups * product_coordinates(
         a.value_width, value.width - value.blind, a.heads_per_group * seen
     )
-    absorbed = any(_same_step(wiring, a, biases) for _, biases in segment.biases)
-    if _constant(value, a.value_bias) and not absorbed:
+    if _constant(value, a.value_bias) and not _absorbed(wiring, a, segment):
         total += min(a.groups * a.value_width, seen)
     if a.position_table is not None:
         unread = sum(u.view.size for u in wiring.unread if u.view.tensor == a.position_table.tensor)
@@ -103,13 +94,10 @@ def _attention(wiring: Wiring, a: Attention) -> int:
     return total
 
 
-def _same_step(wiring: Wiring, a: Attention, biases: tuple[View, ...]) -> bool:
-    """Whether the biases are added in the step in which the attention writes."""
-    for point in wiring.points:
-        for reader in point.readers:
-            if reader.role is Role.VALUE and reader.attention is a:
-                return reader.absorbing_biases == biases
-    return False
+def _absorbed(wiring: Wiring, a: Attention, segment: Segment) -> bool:
+    """Whether biases are added to the segment in the step in which the attention writes."""
+    added = wiring.reader_of(a, Role.VALUE).absorbing_biases
+    return any(layer == a.layer and biases == added for layer, biases in segment.biases)
 
 
 def _tables(wiring: Wiring) -> int:
@@ -149,7 +137,7 @@ def _head(wiring: Wiring, head: Head) -> int:
     total = 0
     labels = head.output.shape[0]
     if head.dense is not None:
-        point = _point_reading(wiring, head.dense.weight)
+        point = wiring.point_reading(head.dense.weight)
         units = head.dense.weight.shape[0]
         total += units * _inputs(point, head.dense.bias)
         if head.norm is None and head.dense.activation is Activation.HOMOGENEOUS:

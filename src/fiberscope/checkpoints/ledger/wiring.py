@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from math import prod
 
 from fiberscope.checkpoints.architecture.program import (
@@ -20,7 +21,6 @@ from fiberscope.checkpoints.architecture.program import (
     Normalize,
     NormKind,
     Observable,
-    Residual,
     Stream,
     Unread,
 )
@@ -124,9 +124,9 @@ class Segment:
     """Layer and biases of every step that adds any: only the sum of one step's is seen."""
     read_directly: bool = False
 
-    @property
+    @cached_property
     def blind(self) -> int:
-        """1 when nobody sees what is written along the ones vector."""
+        """1 when nobody sees what is written along the ones vector; asked for once wired."""
         layer_norms = all(norm.kind is NormKind.LAYER for norm in self.readers)
         return 1 if layer_norms and self.readers and not self.read_directly else 0
 
@@ -151,18 +151,55 @@ class Wiring:
 
     def segment_of(self, attention: Attention) -> Segment:
         """The segment an attention writes to."""
-        for segment in self.segments:
-            if any(writer.view == attention.output for writer in segment.writers):
-                return segment
-        raise ValueError(f"{attention.label} writes nowhere")
+        return self.segment_writing(attention.output)
 
     def point_of(self, attention: Attention, role: Role) -> Point:
         """The point that queries, keys or values of an attention read."""
+        return self._readings[id(attention), role][0]
+
+    def reader_of(self, attention: Attention, role: Role) -> Reader:
+        """The queries, keys or values of an attention."""
+        return self._readings[id(attention), role][1]
+
+    def segment_writing(self, view: View) -> Segment:
+        """The first segment that a view is written to."""
+        return self._written_to[view]
+
+    def point_reading(self, view: View) -> Point:
+        """The first point that a linear map reads."""
+        return self._read_at[view]
+
+    @cached_property
+    def tied_point(self) -> Point | None:
+        """The point that a tied unembedding reads."""
+        return next((p for p in self.points if any(r.tied for r in p.readers)), None)
+
+    # Built once: a search for every layer would be quadratic in the depth.
+
+    @cached_property
+    def _written_to(self) -> dict[View, Segment]:
+        found: dict[View, Segment] = {}
+        for segment in self.segments:
+            for writer in segment.writers:
+                found.setdefault(writer.view, segment)
+        return found
+
+    @cached_property
+    def _read_at(self) -> dict[View, Point]:
+        found: dict[View, Point] = {}
         for point in self.points:
             for reader in point.readers:
-                if reader.attention is attention and reader.role is role:
-                    return point
-        raise ValueError(f"{attention.label} reads nothing")
+                found.setdefault(reader.weight, point)
+        return found
+
+    @cached_property
+    def _readings(self) -> dict[tuple[int, Role], tuple[Point, Reader]]:
+        return {
+            (id(reader.attention), reader.role): (point, reader)
+            for point in self.points
+            for reader in point.readers
+            if reader.attention is not None
+        }
 
 
 @dataclass
@@ -194,6 +231,7 @@ def wire(architecture: Architecture, observable: Observable) -> Wiring:
     unread = _unread(architecture, head)
 
     points: list[Point] = []
+    point_behind: dict[int, Point] = {}
     segments: list[Segment] = []
     groups: list[StreamGroup] = []
     attentions: list[Attention] = []
@@ -211,15 +249,17 @@ def wire(architecture: Architecture, observable: Observable) -> Wiring:
             )
         current: Point | None = None
         pre_norm = True
+        layer: int | None = None
         for step in stream.steps:
             if isinstance(step, Normalize):
                 segment.readers.append(step.norm)
-                current = Point(step.norm, _layer_of(step, stream))
+                current = Point(step.norm, layer)
                 points.append(current)
                 segment = Segment(stream.width, stream.label, carries=current)
                 segments.append(segment)
                 pre_norm = False
                 continue
+            layer = step.layer
             biases = tuple(
                 bias
                 for branch in step.branches
@@ -228,9 +268,10 @@ def wire(architecture: Architecture, observable: Observable) -> Wiring:
             )
             for branch in step.branches:
                 if branch.norm is not None:
-                    point = next((p for p in points if p.norm is branch.norm), None)
-                    if point is None:
-                        point = Point(branch.norm, step.layer)
+                    known = point_behind.get(id(branch.norm))
+                    point = known or Point(branch.norm, step.layer)
+                    if known is None:
+                        point_behind[id(branch.norm)] = point
                         points.append(point)
                         segment.readers.append(branch.norm)
                 else:
@@ -306,17 +347,6 @@ def _unread(architecture: Architecture, head: Head | None) -> list[Unread]:
             if view is not None and view not in known
         ]
     return found
-
-
-def _layer_of(step: Normalize, stream: Stream) -> int | None:
-    """The layer of the residual step that a post-norm belongs to."""
-    layer: int | None = None
-    for other in stream.steps:
-        if other is step:
-            return layer
-        if isinstance(other, Residual):
-            layer = other.layer
-    return layer
 
 
 def _finish(end: Point, head: Head | None, tied: bool, points: list[Point]) -> None:

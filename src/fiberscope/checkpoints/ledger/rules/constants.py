@@ -64,15 +64,11 @@ def key_constant_rows(reader: Reader) -> int:
 def bias_items(wiring: Wiring) -> Iterator[Item]:
     """Key biases, value biases and parallel output biases."""
     for attention in wiring.attentions:
-        point = wiring.point_of(attention, Role.KEY)
-        reader = next(r for r in point.readers if r.attention is attention and r.role is Role.KEY)
+        reader = wiring.reader_of(attention, Role.KEY)
         if attention.key_bias is not None and key_constant_rows(reader):
             yield _key_bias(attention, key_constant_rows(reader))
         if attention.value_bias is not None:
-            values = wiring.point_of(attention, Role.VALUE)
-            reader = next(
-                r for r in values.readers if r.attention is attention and r.role is Role.VALUE
-            )
+            reader = wiring.reader_of(attention, Role.VALUE)
             if (item := _value_bias(attention, reader)) is not None:
                 yield item
     for segment in wiring.segments:

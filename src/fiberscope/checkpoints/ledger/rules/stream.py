@@ -118,7 +118,7 @@ def _scale(
             writers.setdefault(writer.view, writer)
     tied = any(writer.tied for writer in writers.values())
     # A tied table reads the last norm of the head; only its gain can take the scale back.
-    last = next((p for p in wiring.points if any(r.tied for r in p.readers)), None)
+    last = wiring.tied_point
     if tied and (last is None or last.norm.gain is None):
         return
     if carried is not None and carried.norm.gain is None:

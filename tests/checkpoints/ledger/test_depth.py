@@ -1,0 +1,50 @@
+"""Deep models: the work grows with the number of layers, and so do the counts."""
+
+from __future__ import annotations
+
+from time import process_time
+
+import pytest
+
+from fiberscope.checkpoints.architecture.config import LARGEST_DEPTH
+from fiberscope.checkpoints.architecture.registry import architecture
+from fiberscope.checkpoints.ledger import ledger
+from fiberscope.errors import InputError
+from tests.checkpoints.architecture import toy_configurations as toys
+
+DEEP = [
+    (toys.GPT2, "GPT2LMHeadModel", "n_layer"),
+    (toys.BERT, "BertForMaskedLM", "num_hidden_layers"),
+    (toys.NEOX, "GPTNeoXForCausalLM", "num_hidden_layers"),
+    (toys.T5, "T5ForConditionalGeneration", "num_layers"),
+]
+
+
+def drawn_up(base, name, key, layers):
+    return ledger(architecture({**base, "architectures": [name], key: layers}))
+
+
+@pytest.mark.parametrize(("base", "name", "key"), DEEP)
+def test_the_work_grows_like_the_depth(base, name, key):
+    def seconds(layers):
+        start = process_time()
+        drawn_up(base, name, key, layers)
+        return process_time() - start
+
+    few, many = min(seconds(100) for _ in range(3)), seconds(1000)
+    # Linear work takes 10 times as long, quadratic work 100 times.
+    assert many < 35 * few
+
+
+@pytest.mark.parametrize(("base", "name", "key"), DEEP)
+def test_every_further_layer_adds_the_same(base, name, key):
+    two, three, deep = (drawn_up(base, name, key, layers) for layers in (2, 3, 300))
+    for count in ("parameters", "undetermined", "effective"):
+        a, b, c = (getattr(found, count) for found in (two, three, deep))
+        assert c == a + 298 * (b - a)
+
+
+def test_deeper_models_are_refused():
+    config = {**toys.GPT2, "n_layer": LARGEST_DEPTH + 1}
+    with pytest.raises(InputError, match="'n_layer' is 1001, but at most 1,000 layers"):
+        architecture(config)
