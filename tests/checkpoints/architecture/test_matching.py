@@ -238,3 +238,33 @@ def test_a_file_without_the_pooler(base):
     assert "pooler" in matching.notes[0]
     half = {**tensors, "pooler.dense.bias": SimpleNamespace(shape=(6,))}
     assert "'pooler.dense.weight'" in refusal(arch, half)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dtype"),
+    [
+        ("h.0.attn.c_attn.weight", "int32"),
+        ("h.1.mlp.c_fc.weight", "uint8"),
+        ("ln_f.weight", "bool"),
+        ("wte.weight", "float8_e4m3fn"),
+    ],
+)
+def test_parameters_are_stored_in_floating_point(tensor, dtype):
+    arch = laid_out(toys.GPT2)
+    tensors = stored(arch)
+    tensors[tensor] = SimpleNamespace(shape=tensors[tensor].shape, dtype=dtype)
+    message = refusal(arch, tensors)
+    for part in (repr(tensor), dtype, "convert the file to floating point"):
+        assert part in message
+
+
+def test_buffers_may_be_integers_and_blocks_are_dequantised():
+    arch = laid_out(toys.GPT2)
+    tensors = {
+        name: SimpleNamespace(shape=shape, dtype=dtype)
+        for (name, shape), dtype in zip(
+            arch.tensors.items(), ["Q4_1", "float16", "bfloat16", "IQ4_NL"] * 20, strict=False
+        )
+    }
+    tensors["h.0.attn.bias"] = SimpleNamespace(shape=(1, 1, 5, 5), dtype="bool")
+    assert match(arch, tensors, "file").ignored == ("h.0.attn.bias",)

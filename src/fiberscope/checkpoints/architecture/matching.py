@@ -61,7 +61,7 @@ def match(
     architecture
         What the configuration describes.
     tensors
-        Stored name -> anything with a shape.
+        Stored name -> anything with a shape, and a number format (``dtype``) where it is known.
     where
         The file, for messages.
     aliases
@@ -70,8 +70,9 @@ def match(
     Raises
     ------
     InputError
-        If a tensor is missing, unknown, stored under two names that mean the same, or has a shape
-        that contradicts the configuration; one sentence that names the file and the tensor.
+        If a tensor is missing, unknown, stored under two names that mean the same, not stored in
+        floating point, or has a shape that contradicts the configuration; one sentence that names
+        the file and the tensor.
     """
     names = _Names(architecture)
     found: dict[str, str] = {}
@@ -114,6 +115,7 @@ def match(
         if copy in found
     }
     for name, shape in expected.items():
+        _refuse_codes(found[name], tensors[found[name]], where)
         if tuple(tensors[found[name]].shape) != tuple(shape):
             raise _contradiction(
                 architecture, found[name], tensors[found[name]].shape, shape, where
@@ -182,6 +184,21 @@ def _without_missing_options(
         tensors={name: s for name, s in architecture.tensors.items() if name not in gone},
         unread=tuple(part for part in architecture.unread if part.view.tensor not in gone),
         optional=(),
+    )
+
+
+def _refuse_codes(stored: str, tensor: Shaped, where: str) -> None:
+    """Integers, truth values and unscaled 8-bit floats are codes of weights at best."""
+    dtype = str(getattr(tensor, "dtype", ""))
+    if dtype.startswith(("int", "uint", "bool")):
+        reason = "codes of quantised weights or damage"
+    elif dtype.startswith("float8"):
+        reason = "quantised weights whose scale is not known"
+    else:
+        return
+    raise InputError(
+        f"{where}: the tensor {stored!r} is stored as {dtype}, so it holds {reason}; convert the "
+        "file to floating point"
     )
 
 
