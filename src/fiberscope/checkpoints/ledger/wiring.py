@@ -218,13 +218,18 @@ def wire(architecture: Architecture, observable: Observable) -> Wiring:
     Raises
     ------
     InputError
-        If the observable needs a head that the class does not have.
+        If the observable needs a head that the class does not have, or is constant.
     """
     head = None if observable is Observable.HIDDEN else architecture.head
     if head is None and observable is not Observable.HIDDEN:
         raise InputError(
             f"{architecture.name} has no head, so there are no {observable.value} to observe; "
             "use --observable hidden"
+        )
+    if head is not None and observable is Observable.PROBABILITIES and head.output.shape[0] == 1:
+        raise InputError(
+            f"{architecture.name} has one label, whose probability is 1 whatever the parameters; "
+            "use --observable logits"
         )
     tied = head is not None and architecture.tied
     tied_tensor = head.output.tensor if head is not None and tied else None
