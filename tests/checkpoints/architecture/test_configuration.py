@@ -349,3 +349,42 @@ def test_the_page_on_architectures_lists_them():
     page = Path(__file__).parents[3] / "docs" / "adding-an-architecture.md"
     text = page.read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in (*CLASSES, *MODEL_TYPES))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "today"),
+    [
+        ("LLaMAForCausalLM", "LlamaForCausalLM"),
+        ("T5WithLMHeadModel", "T5ForConditionalGeneration"),
+    ],
+)
+def test_earlier_names_of_classes(earlier, today):
+    assert architecture({"architectures": [earlier]}) == architecture({"architectures": [today]})
+
+
+@pytest.mark.parametrize(
+    "key",
+    """_num_labels n_special predict_special_tokens max_sequence_length
+    model_max_length""".split(),
+)
+def test_keys_of_earlier_releases_are_harmless(key):
+    assert architecture({**toys.GPT2, key: 3}) == architecture(toys.GPT2)
+
+
+def test_rotations_by_several_axes_are_understood_only_when_off():
+    qwen = {**toys.LLAMA, "model_type": "qwen2"}
+    assert architecture({**qwen, "use_mrope": False}) == architecture(qwen)
+    assert "'use_mrope'" in refusal({**qwen, "use_mrope": True})
+
+
+def test_labels_that_contradict_each_other():
+    names = {"0": "a", "1": "b", "2": "c"}
+    config = {**toys.BERT, "architectures": ["BertForSequenceClassification"], "id2label": names}
+    message = refusal({**config, "num_labels": 5})
+    assert "'id2label' names 3 labels, but 'num_labels' is 5" in message
+    agreeing = architecture({**config, "num_labels": 3})
+    assert agreeing.head == architecture(config).head
+
+
+def test_activations_that_no_class_can_build_are_refused():
+    assert "'softplus'" in refusal({**toys.GPT2, "activation_function": "softplus"})

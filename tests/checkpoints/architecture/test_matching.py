@@ -268,3 +268,48 @@ def test_buffers_may_be_integers_and_blocks_are_dequantised():
     }
     tensors["h.0.attn.bias"] = SimpleNamespace(shape=(1, 1, 5, 5), dtype="bool")
     assert match(arch, tensors, "file").ignored == ("h.0.attn.bias",)
+
+
+SIBLING_HEADS = [
+    (toys.BERT, "BertForMaskedLM", "BertForPreTraining", ["pooler", "seq_relationship"]),
+    (toys.BERT, "BertForMaskedLM", "BertModel", ["pooler"]),
+    (toys.BERT, "BertModel", "BertForPreTraining", ["cls."]),
+    (toys.ROBERTA, "RobertaModel", "RobertaForMaskedLM", ["lm_head."]),
+    (toys.DISTILBERT, "DistilBertModel", "DistilBertForMaskedLM", ["vocab_"]),
+    (toys.VIT, "ViTModel", "ViTForImageClassification", ["classifier."]),
+    (toys.LLAMA, "LlamaModel", "LlamaForCausalLM", ["lm_head."]),
+    (toys.NEOX, "GPTNeoXModel", "GPTNeoXForCausalLM", ["lm_head."]),
+    (toys.T5, "T5EncoderModel", "T5ForConditionalGeneration", ["decoder."]),
+]
+
+
+@pytest.mark.parametrize(("base", "name", "file_class", "parts"), SIBLING_HEADS)
+def test_tensors_of_another_class_of_the_model_type_are_passed_over(base, name, file_class, parts):
+    arch, other = laid_out(base, name), laid_out(base, file_class)
+    prefix = other.prefix if file_class.endswith("Model") else ""
+    file = {**stored(arch), **{prefix + key: info for key, info in stored(other).items()}}
+    both = {
+        key: info
+        for key, info in file.items()
+        if key in arch.tensors or key.removeprefix(arch.prefix) not in arch.tensors
+    }
+    extra = sorted(key for key in both if any(part in key for part in parts))
+    matching = match(arch, both, "file")
+    assert sorted(matching.ignored) == extra
+    assert len(extra) > 0
+    assert matching.architecture == arch
+    assert all(key in matching.notes[0] for key in matching.ignored[:12])
+
+
+def test_a_tied_head_beside_the_base_model_is_passed_over():
+    arch = laid_out(toys.GPT2)
+    tensors = {**stored(arch), "lm_head.weight": SimpleNamespace(shape=(11, 6))}
+    assert match(arch, tensors, "file").ignored == ("lm_head.weight",)
+
+
+def test_one_stranger_among_the_tensors_of_siblings_is_named():
+    arch = laid_out(toys.BERT, "BertForMaskedLM")
+    tensors = {**stored(arch), "bert.pooler.dense.bias": SimpleNamespace(shape=(6,))}
+    assert match(arch, tensors, "file").ignored == ("bert.pooler.dense.bias",)
+    tensors["lora.weight"] = SimpleNamespace(shape=(6,))
+    assert "'lora.weight'" in refusal(arch, tensors)

@@ -17,23 +17,24 @@ T = TypeVar("T")
 
 HARMLESS = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path activation_dropout
-    adapters architectures attention_dropout attention_probs_dropout_prob attn_implementation
-    attn_pdrop auto_map bad_words_ids begin_suppress_tokens bos_token_id classifier_dropout
-    cls_token_id custom_pipelines decoder_start_token_id diversity_penalty do_sample dropout
-    dropout_rate dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size encoder_stride
-    eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
+    activation_dropout adapters architectures attention_dropout attention_probs_dropout_prob
+    attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens bos_token_id
+    classifier_dropout cls_token_id custom_pipelines decoder_start_token_id diversity_penalty
+    do_sample dropout dropout_rate dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size
+    encoder_stride eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
     forced_eos_token_id gradient_checkpointing gradient_checkpointing_kwargs hidden_dropout
     hidden_dropout_prob id2label init_std initializer_factor initializer_range intermediate_dropout
     is_llama_config label2id language layerdrop length_penalty license mask_token_id max_length
-    max_window_layers min_length model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams
-    num_labels num_return_sequences output_attentions output_hidden_states output_past
-    output_scores pad_token_id prefix pretraining_tp problem_type qa_dropout remove_invalid_values
-    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id
-    seq_classif_dropout summary_activation summary_first_dropout summary_proj_to_labels
-    summary_type summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss
-    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version
-    typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache vocab_file
+    max_sequence_length max_window_layers min_length model_max_length model_type n_ctx n_special
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_scores pad_token_id predict_special_tokens prefix
+    pretraining_tp problem_type qa_dropout remove_invalid_values repetition_penalty resid_pdrop
+    return_dict return_dict_in_generate sep_token_id seq_classif_dropout summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens
+    task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed
+    unsloth_version use_bfloat16 use_cache vocab_file
     """.split()
 )
 """Keys that never change the function of the classes supported here."""
@@ -50,6 +51,7 @@ INACTIVE: Mapping[str, tuple[Any, ...]] = {
     "sparse": (None, False),
     "tie_encoder_decoder": (False, None),
     "use_bidirectional_attention": (None, False),
+    "use_mrope": (False,),
 }
 """Keys understood only at the values at which they change nothing."""
 
@@ -201,7 +203,7 @@ class ConfigReader:
 
 GENERIC_ACTIVATIONS = frozenset(
     """gelu gelu_10 gelu_fast gelu_new gelu_python gelu_pytorch_tanh gelu_python_tanh gelu_accurate
-    quick_gelu silu swish mish sigmoid softplus hardswish laplace relu6""".split()
+    quick_gelu silu swish mish sigmoid hardswish laplace relu6""".split()
 )
 HOMOGENEOUS_ACTIVATIONS = frozenset({"relu", "relu2", "leaky_relu"})
 ODD_ACTIVATIONS = frozenset({"tanh"})

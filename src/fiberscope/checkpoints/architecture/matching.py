@@ -34,7 +34,7 @@ class Matching:
         and the file holds twice. Whether their values agree is left to whoever reads them; an
         unembedding that disagrees is not tied, whatever the configuration says.
     ignored
-        Stored arrays that are no parameters.
+        Stored arrays that are no parameters of the class: buffers, and heads of other classes.
     notes
         Sentences about what was not as the class would write it today.
     """
@@ -55,6 +55,7 @@ def match(
     """Find every tensor of the architecture in a file.
 
     Names match exactly, with or without the base model's prefix, or as earlier releases wrote them.
+    As transformers does, tensors of another class of the same model type are passed over.
 
     Parameters
     ----------
@@ -76,14 +77,15 @@ def match(
     """
     names = _Names(architecture)
     found: dict[str, str] = {}
-    ignored = []
+    ignored, unknown = [], []
     for stored in tensors:
         canonical = names.canonical(stored)
         if canonical is None:
             if names.is_buffer(stored):
                 ignored.append(stored)
                 continue
-            raise _unknown(architecture, stored, where)
+            unknown.append(stored)
+            continue
         if canonical in found:
             raise InputError(
                 f"{where}: the tensors {found[canonical]!r} and {stored!r} are both "
@@ -96,6 +98,12 @@ def match(
             found.setdefault(canonical, stored)
 
     notes: list[str] = []
+    if unknown:
+        ignored += _of_siblings(architecture, {name: tensors[name] for name in unknown}, where)
+        notes.append(
+            f"passed over, as {architecture.name} has no such tensors and another class of its "
+            f"model type does: {_listed(unknown)}"
+        )
     _use_copies_for_originals(architecture, found, notes)
     architecture = _without_missing_options(architecture, found, where, notes)
     for name in architecture.tensors:
@@ -156,6 +164,39 @@ class _Names:
         for old, new in self.aliases.items():
             if stored == old or stored.endswith(f".{old}"):
                 yield stored.removesuffix(old) + new
+
+
+LISTED = 12
+"""Names that a note gives before it only counts the rest."""
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:LISTED])
+    return shown if len(names) <= LISTED else f"{shown} and {len(names) - LISTED} more"
+
+
+def _of_siblings(
+    architecture: Architecture, unknown: Mapping[str, Shaped], where: str
+) -> list[str]:
+    """The unknown tensors, each with a name and shape of another class of the model type.
+
+    Raises
+    ------
+    InputError
+        If one of them has not.
+    """
+    siblings = [(_Names(sibling), sibling) for sibling in architecture.siblings()]
+    for stored, tensor in unknown.items():
+        for names, sibling in siblings:
+            name = names.canonical(stored)
+            if name is None:
+                continue
+            shape = sibling.tensors[sibling.optional_copies.get(name, name)]
+            if tuple(tensor.shape) == tuple(shape):
+                break
+        else:
+            raise _unknown(architecture, stored, where)
+    return list(unknown)
 
 
 def _use_copies_for_originals(

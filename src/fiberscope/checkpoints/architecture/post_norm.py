@@ -94,12 +94,17 @@ def label_count(config: ConfigReader) -> int:
     Raises
     ------
     InputError
-        If there is no label, or id2label is no object.
+        If there is no label, id2label is no object, or num_labels is another number.
     """
     named = config.raw("id2label")
     if named is None:
         return config.integer("num_labels", 2)
     if not isinstance(named, Mapping) or not named:
         raise config.fail("'id2label' must be an object that names at least one label")
+    if config.has("num_labels") and config.integer("num_labels", 2) != len(named):
+        raise config.fail(
+            f"'id2label' names {len(named)} labels, but 'num_labels' is "
+            f"{config.raw('num_labels')}; correct one of them"
+        )
     config.sizes["id2label"] = len(named)
     return len(named)

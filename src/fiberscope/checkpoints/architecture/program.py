@@ -7,7 +7,7 @@ nothing. Every symmetry rule looks only at such local facts; no rule knows an ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -259,6 +259,8 @@ class Architecture:
         What is assumed of inputs, in words.
     sizes
         The integers of the configuration by key, defaults included.
+    siblings
+        Lays out the other classes of the model type: their heads may be stored besides.
     """
 
     name: str
@@ -281,6 +283,9 @@ class Architecture:
     buffers: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     sizes: Mapping[str, object] = field(default_factory=dict)
+    siblings: Callable[[], tuple[Architecture, ...]] = field(
+        default=tuple, repr=False, compare=False
+    )
 
     @property
     def parameters(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fiberscope.checkpoints.architecture.config import ConfigReader
@@ -53,6 +55,13 @@ CLASSES: Mapping[str, Builder] = {
 _TYPE_OF = {name: kind for kind, (_, names) in MODEL_TYPES.items() for name in names}
 
 
+EARLIER_NAMES: Mapping[str, str] = {
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "T5WithLMHeadModel": "T5ForConditionalGeneration",
+}
+"""What earlier releases called a class -> its name today."""
+
+
 def class_of(config: Mapping[str, Any], where: str = "config.json") -> str:
     """The class a configuration describes: ``architectures[0]``, or the model type's base class.
 
@@ -81,7 +90,7 @@ def class_of(config: Mapping[str, Any], where: str = "config.json") -> str:
                 f"(there are tables for {', '.join(MODEL_TYPES)})"
             )
         return MODEL_TYPES[kind][1][0]
-    name = str(listed[0])
+    name = EARLIER_NAMES.get(listed[0], str(listed[0]))
     if name not in CLASSES:
         if kind is not None and kind in MODEL_TYPES:
             raise InputError(
@@ -130,4 +139,14 @@ def architecture(
     reader = ConfigReader(config, where, assumed_harmless, tied=tied)
     laid_out = CLASSES[name](name, reader)
     reader.finish()
-    return replace(laid_out, sizes=reader.sizes)
+    return replace(laid_out, sizes=reader.sizes, siblings=partial(_siblings, name, config, where))
+
+
+def _siblings(name: str, config: Mapping[str, Any], where: str) -> tuple[Architecture, ...]:
+    """The other classes of a model type at the same sizes; those that the sizes do not fit lack."""
+    found = []
+    for sibling in MODEL_TYPES[_TYPE_OF[name]][1]:
+        if sibling != name:
+            with suppress(InputError):
+                found.append(CLASSES[sibling](sibling, ConfigReader(config, where)))
+    return tuple(found)
