@@ -1,6 +1,7 @@
 """The classification, against the function itself: equal where it says so, different elsewhere."""
 
 from fractions import Fraction
+from math import factorial
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,75 @@ def test_a_mixed_prefix_shows_at_a_higher_degree() -> None:
     assert evidence is not None and (evidence.rank_lower_bound, evidence.order) == (16, 23)
     regular = classified([PLAIN, PLAIN, PLAIN], 3, "softmax", evidence=True).evidence
     assert regular is not None and regular.order == 19
+
+
+TURN = np.array([[0.0, -6.0], [6.0, 0.0]])
+BENT = np.array([[-1.0, 3.0], [3.0, -4.0]])
+LAST = np.array([[1.0, 2.0], [3.0, 1.0]])
+FIRST = np.array([[1.0, 2.0], [2.0, 4.0]])
+
+
+@pytest.mark.parametrize(
+    ("scores", "readout", "tokens", "names", "least"),
+    [
+        ([TURN, BENT], np.array([[1.0, 0.0]]), 2, ["softplus", "cosh"], 13),
+        ([BENT, TURN, LAST], ONE, 2, ["exp-square", "softplus", "sigmoid"], 35),
+        ([FIRST, TURN, BENT], ONE, 3, ["cosh", "softplus", "softmax"], 35),
+        ([FIRST, TURN, BENT], ONE, 3, ["softmax", "softplus", "cosh"], 25),
+    ],
+)
+def test_no_theorem_is_cited_where_a_layer_has_no_slope(
+    scores: list[np.ndarray], readout: np.ndarray, tokens: int, names: list[str], least: int
+) -> None:
+    # Zero slopes beside a skew score: Theorem 2 does not apply, and its orders are too low.
+    found = classified(scores, tokens, names, readout)
+    assert found.outcome == "open" and found.theorem.startswith("none")
+    assert (found.taylor_order, found.fiber_order, found.sign_order) == (None, None, None)
+    assert found.contact_orders is None and found.undecided_scores
+    evidence = found.evidence
+    assert evidence is not None and evidence.certified
+    # The rank of the Jacobian of the jets modulo a prime is full from this degree on.
+    assert evidence.order == least
+
+
+@pytest.mark.parametrize(
+    ("scores", "tokens", "names"),
+    [
+        ([PLAIN, SKEW, PLAIN], 3, "softplus"),
+        ([PLAIN, SKEW, PLAIN], 3, ["softmax", "softplus", "softmax"]),
+        ([SKEW, PLAIN, PLAIN], 2, ["softplus", "softmax", "sigmoid"]),
+        ([SKEW, SKEW, PLAIN], 2, "softplus"),
+        ([PLAIN, PLAIN], 2, ["cosh", "softmax"]),
+        ([PLAIN, SKEW], 2, ["exp-square", "softmax"]),
+    ],
+)
+def test_printed_orders_suffice_for_the_jets(
+    scores: list[np.ndarray], tokens: int, names: Any
+) -> None:
+    found = classified(scores, tokens, names, evidence=True)
+    evidence = found.evidence
+    assert found.outcome == "complete" and evidence is not None and evidence.certified
+    order = found.taylor_order if found.taylor_order is not None else found.fiber_order
+    assert order is not None and evidence.order <= order
+    if found.taylor_order is not None:
+        assert evidence.order == order
+
+
+def test_a_theorem_with_curvatures_is_cited_only_with_curvatures() -> None:
+    every = classified([PLAIN, SKEW, PLAIN], 3, "softplus")
+    assert "Theorem 2 (i)" in every.theorem
+    some = classified([PLAIN, SKEW, PLAIN], 3, ["softmax", "softplus", "softmax"])
+    assert "Theorem" not in some.theorem and "B.1" in some.theorem
+
+
+def test_undeclared_parities_are_not_taken_as_absent() -> None:
+    from fiberscope.families.deep_attention import CustomNormalizer
+
+    truncated = [Fraction(1, factorial(k)) for k in range(30)]
+    odd = CustomNormalizer("odd", lambda s: s, lambda s: s, truncated)
+    found = classify_fiber(network([SKEW]), [odd], 2)
+    assert found.outcome == "complete"
+    assert classify_fiber(network([SKEW, PLAIN]), [odd] * 2, 2).outcome == "open"
+    even = CustomNormalizer("even", lambda s: s, lambda s: s, [1, 0, 1] + [0] * 27)
+    found = classify_fiber(network([PLAIN]), [even], 2)
+    assert found.outcome == "open" and found.undecided_scores == (1,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,6 +203,18 @@ def _collapses(fact: ScoreFacts, tokens: int) -> bool:
     return fact.zero or (tokens == 2 and fact.skew and fact.log_odd)
 
 
+def _line_prefix(facts: Sequence[ScoreFacts], tokens: int) -> bool:
+    """Whether tokens on lines carry contrast through all layers but the last one given.
+
+    Past a skew score the theorems ask for a nonzero slope of every layer; where only nonskew
+    scores come before the last layer (Theorem 1), slopes do not matter.
+    """
+    prefix = facts[:-1]
+    if any(fact.skew for fact in prefix) and not all(fact.slope for fact in facts):
+        return False
+    return all(fact.passes_line(tokens) for fact in prefix)
+
+
 def _case(facts: Sequence[ScoreFacts], tokens: int, width: int) -> _Case | None:
     depth = len(facts)
     last = next((i for i, fact in enumerate(facts, start=1) if _collapses(fact, tokens)), depth)
@@ -210,14 +222,19 @@ def _case(facts: Sequence[ScoreFacts], tokens: int, width: int) -> _Case | None:
     # The layer itself is read off the mean: any score with a slope, a nonskew one without.
     if not final.slope and final.skew:
         return None
-    if all(fact.passes_line(tokens) for fact in prefix):
+    if not all(fact.sign_known for fact in facts[:last]):
+        return None
+    if _line_prefix(facts[:last], tokens):
         if last == depth and not any(fact.skew for fact in prefix):
             return _Case("Theorem 1 (all symmetric parts nonzero)", last, "regular")
         if not any(fact.skew for fact in prefix):
             return _Case("Theorem 1 up to the first collapse, Theorem 2 after it", last, "regular")
         if tokens == 2:
             return _Case("Theorem 2 (ii), two tokens", last, "two tokens")
-        return _Case("Theorem 2 (i), nonzero slopes and curvatures", last, "curvature")
+        if all(fact.curvature for fact in prefix):
+            return _Case("Theorem 2 (i), nonzero slopes and curvatures", last, "curvature")
+        name = "Lemmas A.3 and B.1 (nonskew scores, and skew ones with slope and curvature)"
+        return _Case(name, last, "curvature")
     if not all(fact.slope for fact in facts[:last]):
         return None
     if all(fact.passes_plane(tokens, width) for fact in prefix):
@@ -229,7 +246,10 @@ def _case(facts: Sequence[ScoreFacts], tokens: int, width: int) -> _Case | None:
 
 
 def _orders(case: _Case, facts: Sequence[ScoreFacts], tokens: int) -> dict[str, Any]:
-    """Taylor, fiber, sign and contact orders that a theorem states for this case."""
+    """Taylor, fiber, sign and contact orders that a theorem states for this case.
+
+    All kinds but ``regular`` have nonzero slopes, so their first degrees are 1.
+    """
     used, depth = facts[: case.last], len(facts)
     degrees = [fact.degree for fact in used]
     local = taylor_orders(degrees)[-1]
@@ -330,11 +350,15 @@ def _open(
         known += f"; {_layers(signs)} determined up to independent signs"
     if free:
         known += f"; {_layers(free)} can be anything"
-    reason = (
-        "a normalizer without slope meets a score without symmetric part"
-        if any(fact.skew and not fact.slope for fact in facts[:collapse])
-        else "singular layers need different kinds of clouds"
-    )
+    used = facts[:collapse]
+    if not all(fact.sign_known for fact in used):
+        reason = "the Taylor data of a normalizer do not tell whether a score's sign is visible"
+    elif any(fact.skew and not fact.slope for fact in used):
+        reason = "a normalizer without slope meets a score without symmetric part"
+    elif any(fact.skew for fact in used) and not all(fact.slope for fact in used):
+        reason = "behind a score without symmetric part every layer must have a slope"
+    else:
+        reason = "singular layers need different kinds of clouds"
     return FiberResult(
         outcome="open",
         status=Status.BOUNDED,
@@ -352,16 +376,16 @@ def _open(
 
 def _determined_prefix(facts: Sequence[ScoreFacts], tokens: int, width: int) -> int:
     """Largest ``j`` such that layers up to ``j`` are determined by one kind of cloud."""
-    tests: tuple[Callable[[ScoreFacts], bool], ...] = (
-        lambda fact: fact.passes_line(tokens),
-        lambda fact: fact.passes_plane(tokens, width),
-        lambda fact: fact.passes_covariance(tokens, width),
-    )
     best = 0
-    for passes in tests:
-        for j in range(1, len(facts) + 1):
-            readable = facts[j - 1].slope or not facts[j - 1].skew
-            if not (all(passes(fact) for fact in facts[: j - 1]) and readable):
-                break
-            best = max(best, j)
+    for j in range(1, len(facts) + 1):
+        used, layer = facts[:j], facts[j - 1]
+        if not layer.sign_known or not (layer.slope or not layer.skew):
+            break
+        slopes = all(fact.slope for fact in used)
+        if (
+            _line_prefix(used, tokens)
+            or (slopes and all(fact.passes_plane(tokens, width) for fact in used[:-1]))
+            or (slopes and all(fact.passes_covariance(tokens, width) for fact in used[:-1]))
+        ):
+            best = j
     return best

@@ -45,17 +45,26 @@ class ScoreFacts:
     first_even: int | None
     first_odd: int | None
 
+    @property
+    def sign_known(self) -> bool:
+        """Whether it is known if the score and its negative act alike.
+
+        Finite Taylor data without an odd term, of a normalizer that is not declared even, leave
+        that open.
+        """
+        return self.zero or self.even or self.first_odd is not None
+
     def passes_line(self, tokens: int) -> bool:
         """Whether tokens on a line leave the layer with contrast (the sufficient conditions).
 
         A nonskew score does (A.3); a nonzero skew one with nonzero slope does where the curvature
-        is nonzero (B.1), and for two tokens exactly where ``log phi`` is not odd (B.2).
+        is nonzero (B.1), and for two tokens exactly where ``log phi`` has an even term (B.2).
         """
         if not self.skew:
             return True
         if self.zero or not self.slope:
             return False
-        return self.curvature or (tokens == 2 and not self.log_odd)
+        return self.curvature or (tokens == 2 and self.first_even is not None)
 
     def passes_plane(self, tokens: int, width: int) -> bool:
         """Whether generic clouds in a plane do (Proposition C.6)."""
