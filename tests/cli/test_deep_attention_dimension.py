@@ -70,3 +70,22 @@ def test_a_normalizer_of_ones_own(
     assert (code, json.loads(out)["dimension"], json.loads(out)["status"]) == (0, 10, "certified")
     code, _, err = run(capsys, *small, "my_normalizers:plain")
     assert code == 3 and "is of type int" in err
+
+
+def test_a_seemingly_clear_gap_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    # Float64 sees rank 7 with a gap of 4e5; a ball minor of size 9 excludes zero.
+    arguments = ["--widths", "2,1,2,1", "--ranks", "1,1,1", "--heads", "1,1,2", "--tokens", "3"]
+    code, out, _ = run(capsys, *arguments, "--json")
+    answer = json.loads(out)
+    assert (code, answer["dimension"], answer["upper_bound"]) == (0, 9, 9)
+
+
+def test_a_lower_bound_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--depth", "1", "--width", "2", "--rank", "2", "--heads", "2", "--unnormalized"]
+    code, out, _ = run(capsys, *arguments, "--certify")
+    assert code == 0 and "at least" in out and "(bounded)" in out
+    code, out, _ = run(capsys, *arguments, "--certify", "--json")
+    answer = json.loads(out)
+    assert answer["status"] == "bounded" and answer["lower_bound"] < answer["upper_bound"]
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0 and "if float64 sees every direction" in out

@@ -23,6 +23,12 @@ from fiberscope.families.deep_attention import (
 )
 from fiberscope.verdict import to_plain
 
+_DRAWS = 3
+"""Random points whose float64 ranks are compared."""
+
+_MOST_CHECKED = 200
+"""Up to this many parameters a float64 rank below the upper bound is checked exactly."""
+
 
 @click.command("deep-attention")
 @architecture_options
@@ -39,8 +45,9 @@ from fiberscope.verdict import to_plain
 def command(certify: bool, route: str, seed: int, as_json: bool, **given: Any) -> None:
     """Number of parameters that the function of a deep attention network determines.
 
-    Without --certify the rank is the float64 one; the upper bound by exact symmetries is proved
-    either way.
+    Without --certify the rank is the float64 one, the largest of a few random points, and a small
+    network whose rank stays below the upper bound is checked exactly; the upper bound by exact
+    symmetries is proved either way.
     """
     architecture = build_architecture(given)
     answer = _certified(architecture, seed, route) if certify else _numerical(architecture, seed)
@@ -52,7 +59,7 @@ def command(certify: bool, route: str, seed: int, as_json: bool, **given: Any) -
     console = Console(width=100)
     table = Table(title=f"Deep attention: {architecture.describe()}", show_header=False)
     table.add_row("parameters", str(answer["parameters"]))
-    table.add_row("functional dimension", f"{answer['dimension']}  ({answer['status']})")
+    table.add_row("functional dimension", _shown_dimension(answer))
     lower = "not proved" if answer["lower_bound"] is None else str(answer["lower_bound"])
     table.add_row("proved bounds", f"{lower} to {answer['upper_bound']}")
     for kind, rank in answer["kernel"].items():
@@ -67,15 +74,39 @@ def _certified(architecture: Architecture, seed: int, route: str) -> dict[str, A
 
 
 def _numerical(architecture: Architecture, seed: int) -> dict[str, Any]:
+    """Float64 rank: the largest of a few draws, and exact bounds where it stays below them."""
     kernel = kernel_ranks(architecture, seed)
+    upper = architecture.space.size - kernel["union"]
     found = dimension(DeepAttention(architecture), seed=seed)
+    for draw in range(1, _DRAWS):
+        if found.value >= upper:
+            break
+        other = dimension(DeepAttention(architecture), seed=seed + draw)
+        found = max(found, other, key=lambda result: result.value)
+    lower = None
+    if found.value != upper and architecture.space.size <= _MOST_CHECKED:
+        # Directions that show weakly hide below float64's rounding behind a seemingly clear gap.
+        proved = certified_dimension(architecture, seed=seed)
+        if proved.lower_bound > found.value or found.value > proved.upper_bound:
+            return proved.to_dict()
+        lower = proved.lower_bound
     return {
         "parameters": found.parameters,
         "dimension": found.value,
         "kernel": kernel,
         "status": found.status.word,
-        "lower_bound": None,
-        "upper_bound": found.parameters - kernel["union"],
+        "lower_bound": lower,
+        "upper_bound": upper,
         "route": "float64",
         "evidence": to_plain(found.evidence),
     }
+
+
+def _shown_dimension(answer: dict[str, Any]) -> str:
+    """A lower bound is never shown as the dimension itself."""
+    value, status = answer["dimension"], answer["status"]
+    if status == "bounded":
+        return f"at least {value}  ({status})"
+    if status == "numerical" and value != answer["upper_bound"]:
+        return f"about {value}, if float64 sees every direction  ({status})"
+    return f"{value}  ({status})"

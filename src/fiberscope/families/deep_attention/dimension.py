@@ -24,6 +24,9 @@ from fiberscope.verdict import Evidence, Status, to_plain
 LARGEST_JET_ORDER = 60
 """Jets beyond this order are left to the ball minor."""
 
+LARGEST_SECOND_MINOR = 400
+"""Up to this many parameters a gap that jets leave is tried by the ball minor too."""
+
 
 @dataclass(frozen=True)
 class CertifiedDimension:
@@ -34,7 +37,7 @@ class CertifiedDimension:
     parameters
         Number of native parameters.
     dimension
-        The certified lower bound; the functional dimension itself where ``status`` is certified.
+        The functional dimension where ``status`` is certified; else only the lower bound of it.
     kernel
         Rank of the exact kernel directions at a generic point, by kind, and of their union. Kinds
         can overlap, so the union is not their sum.
@@ -92,7 +95,8 @@ def certified_dimension(
 
     - *polynomial*: rank modulo a prime of the Jacobian of an unnormalized network at random
       inputs;
-    - *jets*: rank modulo a prime of the Jacobian of Taylor coefficients at the zero input. They
+    - *jets*: rank modulo a prime of the Jacobian of Taylor coefficients at the zero input, through
+      the degree at which one head shows (asked for by name, a higher one too). They
       are rational in the parameters (for softplus over Q(log 2)) and linear in the function, so
       their rank is at most that of the function;
     - *minor*: a minor of the Jacobian in ball arithmetic, at a random float64 point and random
@@ -105,8 +109,8 @@ def certified_dimension(
     seed
         Seeds the point, the inputs and the directions.
     route
-        ``auto`` (polynomial where unnormalized, jets where the order is small, else the minor),
-        ``jets`` or ``minor``.
+        ``auto`` (polynomial where unnormalized, jets where the order is small and then the minor
+        where they leave a gap, else the minor), ``jets`` or ``minor``.
     inputs
         Number of inputs; by default enough, and doubled while that raises the bound.
 
@@ -120,7 +124,8 @@ def certified_dimension(
     rng = np.random.default_rng(seed)
     point = _random_point(architecture, rng)
     upper = architecture.space.size - point.ranks["union"]
-    if route == "auto":
+    automatic = route == "auto"
+    if automatic:
         route = "jets" if _jets_apply(architecture) else "minor"
     if route == "jets" and architecture.layer_norm:
         raise InputError(
@@ -129,7 +134,12 @@ def certified_dimension(
     if route == "minor":
         lower, evidence = _minor_bound(architecture, point, upper, seed, inputs)
     elif architecture.normalized:
-        lower, evidence = _jet_bound(architecture, point, upper, rng, inputs)
+        lower, evidence = _jet_bound(architecture, point, upper, rng, inputs, grow=not automatic)
+        if automatic and lower < upper and architecture.space.size <= LARGEST_SECOND_MINOR:
+            # Several heads can show at a higher degree than one; the minor knows no degrees.
+            other, reason = _minor_bound(architecture, point, upper, seed, inputs)
+            if other > lower:
+                lower, evidence, route = other, reason, "minor"
     else:
         route = "polynomial"
         lower, evidence = _polynomial_bound(architecture, point, upper, rng, inputs)
@@ -249,6 +259,8 @@ def _jet_bound(
     upper: int,
     rng: np.random.Generator,
     inputs: int | None,
+    *,
+    grow: bool,
 ) -> tuple[int, Evidence]:
     assert architecture.normalizers is not None
     orders = taylor_orders([phi.contact_degree for phi in architecture.normalizers])
@@ -258,17 +270,23 @@ def _jet_bound(
         # Contrast passes the skip connection at order one, so short jets see every layer.
         orders = sorted({3, 5, 7, *(n for n in orders if n <= 19)})
     best, used, order_used = -1, 0, 0
-    for size in _bank_sizes(architecture, upper, inputs):
-        shape = (size, architecture.tokens, architecture.widths[0])
-        y = rng.integers(0, JET_PRIME, shape)
-        for order in orders if architecture.residual else orders[-1:]:
-            system = PowerSeries(order + 1)
-            bank = system.from_coefficients([np.zeros_like(y), y])
-            rank = ResidueField().rank(_series_jacobian(architecture, point, bank, system))
-            if rank > best:
-                best, used, order_used = rank, size, order
-            if best == upper:
-                break
+    sizes = list(_bank_sizes(architecture, upper, inputs))
+    trials = [
+        (size, order)
+        for size in sizes
+        for order in (orders if architecture.residual else orders[-1:])
+    ]
+    # Several heads can show at a higher degree than one.
+    higher = min(2 * orders[-1] + 3, LARGEST_JET_ORDER)
+    if grow and max(architecture.heads) > 1 and higher > orders[-1]:
+        trials.append((sizes[min(2, len(sizes) - 1)], higher))
+    for size, order in trials:
+        y = rng.integers(0, JET_PRIME, (size, architecture.tokens, architecture.widths[0]))
+        system = PowerSeries(order + 1)
+        bank = system.from_coefficients([np.zeros_like(y), y])
+        rank = ResidueField().rank(_series_jacobian(architecture, point, bank, system))
+        if rank > best:
+            best, used, order_used = rank, size, order
         if best == upper:
             break
     return best, Evidence(
