@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -92,10 +93,54 @@ def test_what_the_client_raises_is_an_input_error(monkeypatch: pytest.MonkeyPatc
     def refuse(*arguments: object, **named: object) -> str:
         raise RuntimeError("connection reset")
 
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refuse)
     monkeypatch.setattr(hub, "hf_hub_download", refuse)
     message = refusal("org/name@main")
     assert "'org/name@main' does not exist here" in message
     assert "RuntimeError" in message
+
+
+def test_an_unreachable_hub_is_asked_once_and_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    from huggingface_hub.utils import LocalEntryNotFoundError
+
+    asked: list[str] = []
+    local_only: list[object] = []
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    heard: list[logging.LogRecord] = []
+    ear = logging.Handler()
+    monkeypatch.setattr(ear, "emit", heard.append)
+    logger.addHandler(ear)
+
+    def unreachable(url: str, **named: object) -> None:
+        asked.append(url)
+        logger.warning("Retrying in 1s")
+        raise ConnectionError("no route")
+
+    def not_cached(*arguments: object, **named: object) -> str:
+        local_only.append(named["local_files_only"])
+        logger.warning("not found")
+        raise LocalEntryNotFoundError("not cached")
+
+    monkeypatch.setattr(hub, "get_hf_file_metadata", unreachable)
+    monkeypatch.setattr(hub, "hf_hub_download", not_cached)
+    try:
+        message = refusal("org/name")
+    finally:
+        logger.removeHandler(ear)
+    assert "the hub cannot be reached" in message
+    assert (len(asked), local_only, heard) == (1, [True], [])
+
+
+def test_below_a_folder_that_exists_a_path_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    # Without the package the hub would be mentioned.
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert refusal("runs/model").startswith("runs/model does not exist; pass a directory")
+    assert "huggingface_hub" in refusal("walks/model")
 
 
 @pytest.mark.parametrize("text", ["org/name", "org/name@main", "0-hero/x.y-2", "org/n@refs/pr/1"])

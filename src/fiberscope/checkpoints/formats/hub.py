@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fiberscope.checkpoints.formats.configuration import read_configuration
@@ -75,9 +78,17 @@ def _fetcher(text: str, repository: str, revision: str | None) -> Callable[[str]
             f"huggingface_hub; run `pip install 'fiberscope[hub]'` or pass a path."
         ) from error
 
+    with _quiet():
+        reached = _is_reached(repository, revision)
+
     def fetch(name: str) -> Path | None:
         try:
-            return Path(hf_hub_download(repository, name, revision=revision))
+            with _quiet():
+                return Path(
+                    hf_hub_download(
+                        repository, name, revision=revision, local_files_only=not reached
+                    )
+                )
         except EntryNotFoundError as error:
             # Also raised, as a FileNotFoundError, for what is not cached while offline: for the
             # first file this means that nothing is known of the model.
@@ -96,3 +107,32 @@ def _fetcher(text: str, repository: str, revision: str | None) -> Callable[[str]
             ) from error
 
     return fetch
+
+
+def _is_reached(repository: str, revision: str | None) -> bool:
+    """Whether the hub answers at all, asked once: a download would try again for half a minute."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.utils import HfHubHTTPError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(repository, "config.json", revision=revision))
+    except HfHubHTTPError:
+        return True  # a refusal is an answer; the download tells which
+    except Exception:
+        # The client raises exceptions of its own, of its HTTP library and of the system.
+        return False
+    return True
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the client's warnings off stderr: what matters of them is in the error raised."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -23,10 +23,10 @@ def open_checkpoint(location: str | Path) -> Checkpoint:
     location
         One of: a Hugging Face directory (config.json beside model.safetensors, or beside shards and
         model.safetensors.index.json); a configuration alone (any .json file); a .safetensors file
-        beside a config.json; a .gguf file of the Llama family; or, when nothing exists at that
-        path and huggingface_hub is installed, a hub id ``organisation/name[@revision]``, of which
-        only config.json, the index and the safetensors files are downloaded (`HF_HUB_OFFLINE` is
-        honoured).
+        beside a config.json; a .gguf file of the Llama family; or, when neither that path nor its
+        first folder exists and huggingface_hub is installed, a hub id
+        ``organisation/name[@revision]``, of which only config.json, the index and the safetensors
+        files are downloaded (`HF_HUB_OFFLINE` is honoured).
 
     Returns
     -------
@@ -47,7 +47,7 @@ def open_checkpoint(location: str | Path) -> Checkpoint:
     if kind == "directory":
         return open_directory(path)
     if kind is None:
-        if isinstance(location, str) and is_hub_id(location):
+        if isinstance(location, str) and is_hub_id(location) and not _below_a_folder(path):
             return open_hub(location)
         if is_pickle(text):
             raise InputError(f"{text} does not exist, and would be a pickle; pass safetensors.")
@@ -55,6 +55,11 @@ def open_checkpoint(location: str | Path) -> Checkpoint:
     if kind != "file":
         raise InputError(f"{path} is neither a file nor a directory; pass a checkpoint.")
     return _open_file(path)
+
+
+def _below_a_folder(path: Path) -> bool:
+    """Whether the first folder of a path exists: then no organisation on the hub was meant."""
+    return kind_of(Path(path.parts[0])) == "directory"
 
 
 def _open_file(path: Path) -> Checkpoint:
