@@ -92,6 +92,13 @@ def test_files_in_and_out(capsys, tmp_path):
         ("--widths 2,2,1 --activation z^^3", "cannot be read"),
         ("--file missing.csv", "cannot be read"),
         ("--widths 2,2,1 --degree 2 --out x.csv", "go with --file"),
+        ("--file missing.csv --json", "--file answers with a CSV"),
+        ("--widths 2,99999999999999999999,1 --degree 2", "a width is above 1000000000"),
+        ("--widths 1,9223372036854775807,1 --degree 2", "a width is above 1000000000"),
+        ("--widths 100000000,2,1 --degree 2", "beyond the 1000000 that are sampled"),
+        ("--widths 2,3,1 --activation (z+1)^9999", "its degree is above 2000"),
+        ("--widths 2,3,1 --activation (z+1)^1500*(z-1)^1500", "its degree is above 2000"),
+        ("--widths 2,3,1 --activation z^2+" + "7" * 6000, "more than 1000 digits"),
     ],
 )
 def test_bad_input_is_a_sentence(capsys, arguments, message):
@@ -137,3 +144,34 @@ def test_missing_python_flint_is_a_sentence(capsys, monkeypatch):
     assert (code, out) == (3, "")
     assert "pip install 'fiberscope[exact]'" in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_table_does_not_replace_its_input(capsys, tmp_path):
+    source = tmp_path / "in.csv"
+    source.write_text("widths,degree\n2 2 1,2\n")
+    before = source.read_text()
+    arguments = ["--file", str(source), "--out", str(source), "--overwrite"]
+    code, _, err = run(capsys, "dimension", "polynomial", *arguments)
+    assert code == 3
+    assert "is the table that is read" in err
+    assert source.read_text() == before
+
+
+def test_wide_layers_need_no_memory(capsys):
+    """Binary quadratic forms have three coefficients, whatever the width."""
+    arguments = "dimension polynomial --widths 2,100000000,1 --degree 2 --json".split()
+    start = time.perf_counter()
+    code, out, _ = run(capsys, *arguments)
+    found = json.loads(out)
+    assert (code, found["dimension"], found["status"]) == (0, 3, "PROVED")
+    assert found["parameters"] == 300_000_000
+    assert time.perf_counter() - start < 20
+
+
+def test_long_powers_are_expanded_quickly(capsys):
+    start = time.perf_counter()
+    arguments = "dimension polynomial --widths 1,2,1 --activation (z+1)^2000 --bias --json".split()
+    code, out, _ = run(capsys, *arguments)
+    # With biases the power can be shifted: 7 parameters minus two rescalings.
+    assert (code, json.loads(out)["dimension"]) == (0, 5)
+    assert time.perf_counter() - start < 20

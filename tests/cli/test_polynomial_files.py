@@ -194,3 +194,38 @@ def test_float_comparisons_are_numerical(capsys, tmp_path):
     found = json.loads(out)
     assert (code, found["relation"]) == (0, "SYMMETRY")
     assert "numerical" in found["certainty"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "out", "message"),
+    [
+        ([[1, int("7" * 3000)]], [[1]], "weights beyond float64"),
+        ([[1, int("7" * 400)]], [[1.5]], "beyond float64"),
+        ([[1, "7" * 9000]], [[1]], "not a rational number"),
+    ],
+)
+def test_huge_numbers_are_a_sentence(capsys, tmp_path, rows, out, message):
+    path = write(tmp_path / "huge.json", [rows, out])
+    code, shown, err = run(capsys, "fiber", "polynomial", path)
+    assert (code, shown) == (3, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_integer_with_too_many_digits_is_a_sentence(capsys, tmp_path):
+    path = tmp_path / "huge.json"
+    path.write_text('{"degree": 2, "weights": [[[1, ' + "7" * 6000 + "]], [[1]]]}")
+    for words in (("fiber", "polynomial"), ("canonicalize",)):
+        code, out, err = run(capsys, *words, path)
+        assert (code, out) == (3, "")
+        assert "an integer has 6000 digits" in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_exact_values_of_any_length_are_written(capsys, tmp_path):
+    rows = [[1, int("7" * 30)], [2, 1]]
+    first = write(tmp_path / "one.json", [rows, [[1, 1]]], degree=1000)
+    second = write(tmp_path / "two.json", [rows, [[1, 3]]], degree=1000)
+    for more in ((), ("--json",)):
+        code, _, err = run(capsys, "compare", first, second, *more)
+        assert (code, err) == (1, "")

@@ -35,7 +35,14 @@ def test_table(capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("z^^3", "--compose", "z"), ("z^3", "--compose", "z,,z"), ("z^3",), ("7", "--compose", "z")],
+    [
+        ("z^3+z", "--compose", "z,w"),
+        ("(z+1)^3000", "--compose", "z,2*z"),
+        ("z^^3", "--compose", "z"),
+        ("z^3", "--compose", "z,,z"),
+        ("z^3",),
+        ("7", "--compose", "z"),
+    ],
 )
 def test_bad_input(capsys, arguments):
     code, out, err = run(capsys, *arguments)

@@ -88,3 +88,15 @@ def test_bad_input(capsys, arguments, message):
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (3, "")
     assert message in err
+
+
+def test_an_oracle_that_raises_is_a_sentence(capsys, tmp_path, monkeypatch):
+    (tmp_path / "raising_oracle.py").write_text("def boom(x):\n    raise KeyError('no\\nanswer')\n")
+    (tmp_path / "broken_oracle.py").write_text("def boom(x:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, words in (("raising_oracle", "raised KeyError"), ("broken_oracle", "SyntaxError")):
+        arguments = ("--oracle", f"{module}:boom", "--widths", "2,2,1", "--degree", "3")
+        code, out, err = run(capsys, *arguments)
+        assert (code, out) == (3, "")
+        assert words in err
+        assert len(err.strip().splitlines()) == 1

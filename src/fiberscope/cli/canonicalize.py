@@ -8,6 +8,7 @@ import click
 
 from fiberscope.cli.output import check_new_file, console, print_json, write_file
 from fiberscope.cli.polynomial_files import canonicalize_file, is_polynomial_file
+from fiberscope.cli.polynomial_options import long_numbers
 from fiberscope.errors import InputError
 
 
@@ -18,6 +19,7 @@ from fiberscope.errors import InputError
 @click.option("--exact", is_flag=True, help="Refuse floating-point weights.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@long_numbers
 def command(
     weights: Path, out: Path | None, overwrite: bool, exact: bool, seed: int, as_json: bool
 ) -> None:

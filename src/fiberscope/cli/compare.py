@@ -8,6 +8,7 @@ import click
 
 from fiberscope.cli.output import console, print_json
 from fiberscope.cli.polynomial_files import compare_files, is_polynomial_file
+from fiberscope.cli.polynomial_options import long_numbers
 from fiberscope.errors import InputError
 
 
@@ -17,6 +18,7 @@ from fiberscope.errors import InputError
 @click.option("--exact", is_flag=True, help="Refuse floating-point weights.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@long_numbers
 def command(first: Path, second: Path, exact: bool, seed: int, as_json: bool) -> int:
     """Tell whether FIRST and SECOND compute the same function, and what relates them.
 

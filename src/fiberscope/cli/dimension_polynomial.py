@@ -54,7 +54,11 @@ def command(
     and one with all results goes out.
     """
     if table is not None:
-        if widths is not None or as_json or primes is not None:
+        if as_json:
+            raise InputError(
+                "--json describes one architecture, --file answers with a CSV: drop one"
+            )
+        if widths is not None or primes is not None:
             raise InputError("--file goes with --out, --jobs, --trials and --seed only")
         _many(table, out, overwrite, jobs, trials, seed)
         return
@@ -76,6 +80,8 @@ def _many(
     rows = read_table(table)
     if out is not None:
         check_new_file(out, overwrite)
+        if out.exists() and out.samefile(table):
+            raise InputError(f"{out} is the table that is read: give --out another name")
     text = io.StringIO()
     with progress() as tick:
 

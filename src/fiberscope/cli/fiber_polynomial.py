@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from fiberscope.cli.output import console, print_json
+from fiberscope.cli.polynomial_options import long_numbers
 from fiberscope.families.polynomial.fiber import FiberReport, fiber
 from fiberscope.families.polynomial.weights import read_weights
 from fiberscope.verdict import Outcome
@@ -17,6 +18,7 @@ from fiberscope.verdict import Outcome
 @click.option("--exact", is_flag=True, help="Refuse floating-point weights.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@long_numbers
 def command(weights: Path, exact: bool, seed: int, as_json: bool) -> int:
     """All networks with the function of the one in WEIGHTS: what is known, and why.
 

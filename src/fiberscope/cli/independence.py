@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from fiberscope.cli.output import console, print_json
-from fiberscope.families.polynomial.activation import parse_polynomial
+from fiberscope.cli.polynomial_options import long_numbers
+from fiberscope.families.polynomial.activation import parse_compositions, parse_polynomial
 from fiberscope.families.polynomial.independence import IndependenceResult, independence
 
 
@@ -15,6 +16,7 @@ from fiberscope.families.polynomial.independence import IndependenceResult, inde
 @click.option("--field", type=click.Choice(["Q", "C"]), default="Q", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@long_numbers
 def command(activation: str, compose: str, field: str, seed: int, as_json: bool) -> None:
     """Tell whether ACTIVATION(p_1), ..., ACTIVATION(p_k) are linearly independent.
 
@@ -23,7 +25,7 @@ def command(activation: str, compose: str, field: str, seed: int, as_json: bool)
     """
     found = independence(
         parse_polynomial(activation, "the activation"),
-        [parse_polynomial(part, "the composition") for part in compose.split(",")],
+        parse_compositions(compose),
         field,
         seed,
     )

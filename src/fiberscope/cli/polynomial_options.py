@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,6 +27,21 @@ _OPTIONS = (
     ),
     click.option("--bias", is_flag=True, help="Every layer has a bias."),
 )
+
+
+def long_numbers(command: Command) -> Command:
+    """Let a command write exact numbers of any length (Python stops at 4300 digits otherwise)."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        before = sys.get_int_max_str_digits()
+        sys.set_int_max_str_digits(0)
+        try:
+            return command(*arguments, **options)
+        finally:
+            sys.set_int_max_str_digits(before)
+
+    return run  # type: ignore[return-value]
 
 
 def polynomial_options(command: Command) -> Command:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fiberscope.cli.output import check_new_file, console, print_json, progress, write_file
-from fiberscope.cli.polynomial_options import build_architecture, polynomial_options
+from fiberscope.cli.polynomial_options import build_architecture, long_numbers, polynomial_options
 from fiberscope.errors import InputError
 from fiberscope.families.polynomial.architecture import ActivationKind, Architecture
 from fiberscope.families.polynomial.oracle import Oracle, load_oracle, network_oracle
@@ -29,6 +29,7 @@ from fiberscope.verdict import Outcome
 @click.option("--overwrite", is_flag=True, help="Replace the file that --out names.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@long_numbers
 def command(
     source: str,
     widths: str | None,

@@ -1,6 +1,7 @@
 """Parsing and properties of activations."""
 
 from fractions import Fraction
+from math import comb
 
 import pytest
 from hypothesis import given, settings
@@ -75,3 +76,16 @@ def test_shape_of_activations():
     assert parse_polynomial("z^3+z").parity == -1
     assert parse_polynomial("z^4+1").parity == 1
     assert parse_polynomial("z^4+z").parity == 0
+
+
+def test_large_powers_and_roots():
+    """Binomial coefficients; a power plus something small is no power."""
+    pytest.importorskip("flint")
+    power = parse_polynomial("(z+1)^1000")
+    assert power.coefficients == tuple(comb(1000, i) for i in range(1001))
+    assert power.as_power() == (1000, parse_polynomial("z+1"))
+    assert (power + parse_polynomial("z")).as_power()[0] == 1
+    inner = parse_polynomial("(z+1)^100+1/3*z")
+    assert (inner * inner).as_power() == (2, inner)
+    assert power(parse_polynomial("z-1")) == Polynomial.monomial(1000)
+    assert inner.power(3) == inner * inner * inner

@@ -299,3 +299,12 @@ def test_the_odds_depend_on_the_primes():
     large = error_probability(architecture, 4, [1073741827])
     assert 5 * 2 * 3 / 1073741827 < large < 1e-5
     assert error_probability(architecture, 4, [1073741827] * 2) == pytest.approx(large**2)
+
+
+def test_denominators_count_for_the_odds():
+    """A minor of z^3 + z / q has larger integers, hence more primes that may divide them."""
+    odds = [
+        error_probability(Architecture.build((2, 3, 1), activation=text), 5, [1073741827])
+        for text in ("z^3+z", f"z^3+1/{2**200 + 1}*z")
+    ]
+    assert odds[0] < odds[1] < 1e-4

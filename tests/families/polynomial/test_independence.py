@@ -125,3 +125,18 @@ def test_rank_bounds_of_the_theorems():
 def test_bad_input_is_a_sentence(activation, compositions, message):
     with pytest.raises(InputError, match=message):
         decide(activation, compositions)
+
+
+def test_sentences_say_which_compositions_are_meant():
+    assert "pairwise distinct, non-constant" in decide("z^3+z+1", "z,z").this_activation
+    assert decide("z^3+z+1", "z,z").conjecture is ConjectureStatus.REFUTED
+    zero = decide("z^2+z", "0,z")
+    assert "pairwise distinct, non-zero" in zero.this_activation
+    assert zero.conjecture is ConjectureStatus.REFUTED
+    alone = decide("z^2+z", "0")
+    assert alone.conjecture is ConjectureStatus.REFUTED
+    assert alone.relation == (1,)
+    assert decide("z^2+z+1", "1,2").conjecture is ConjectureStatus.REFUTED
+    assert decide("z^2+z", "z^2").conjecture is ConjectureStatus.PROVED
+    shifts = decide("z^3+z+1", "z,z+1,z+2,z+3,z+4")
+    assert "fails for these compositions already" in shifts.this_activation

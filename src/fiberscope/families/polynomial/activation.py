@@ -6,11 +6,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
+
+import numpy as np
 
 from fiberscope.errors import InputError
+from fiberscope.numbers.balls import load_flint
 
 MAX_DEGREE = 10_000
-"""Highest exponent that is parsed: beyond it nothing here is practical."""
+"""Highest exponent of a monomial that is parsed: beyond it nothing here is practical."""
+
+MAX_EXPANDED_DEGREE = 2000
+"""Highest degree up to which products, powers and compositions of other terms are expanded."""
+
+_MOST_DIGITS = 1000
+_SMALL = 64
+_TEST_PRIME = 2147483629
 
 _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?)|([A-Za-z])|(\*\*|[-+*/^()]))")
 
@@ -89,6 +100,8 @@ class Polynomial:
     def __mul__(self, other: Polynomial) -> Polynomial:
         if not self.coefficients or not other.coefficients:
             return Polynomial(())
+        if min(self.degree, other.degree) > _SMALL:
+            return _from_flint(_to_flint(self) * _to_flint(other))
         product = [Fraction(0)] * (self.degree + other.degree + 1)
         for i, a in enumerate(self.coefficients):
             if a:
@@ -97,17 +110,24 @@ class Polynomial:
         return Polynomial.of(product)
 
     def __call__(self, inner: Polynomial) -> Polynomial:
-        """Composition ``self(inner(z))``, by Horner's rule."""
+        """Composition ``self(inner(z))``, by Horner's rule where it is small."""
+        if self.degree > _SMALL:
+            return _from_flint(_to_flint(self)(_to_flint(inner)))
         result = Polynomial(())
         for coefficient in reversed(self.coefficients):
             result = result * inner + Polynomial.of([coefficient])
         return result
 
     def power(self, exponent: int) -> Polynomial:
-        """``self ** exponent``."""
-        result = Polynomial.of([1])
-        for _ in range(exponent):
-            result = result * self
+        """``self ** exponent``, by repeated squaring where it is small."""
+        if self.degree * exponent > _SMALL:
+            return _from_flint(_to_flint(self) ** exponent)
+        result, square = Polynomial.of([1]), self
+        while exponent:
+            if exponent & 1:
+                result = result * square
+            square = square * square
+            exponent >>= 1
         return result
 
     def as_power(self) -> tuple[int, Polynomial]:
@@ -120,15 +140,24 @@ class Polynomial:
         return 1, Polynomial.of([c / self.coefficients[-1] for c in self.coefficients])
 
     def _root(self, exponent: int) -> Polynomial | None:
-        """Monic ``f`` with ``self = a f^exponent``, by comparing coefficients from the top."""
+        """Monic ``f`` with ``self = a f^exponent``, by comparing coefficients from the top.
+
+        With ``F = 1 + F_1 t + ...`` and ``G = 1 + G_1 t + ...`` the reversed polynomials,
+        ``G = F^(1/exponent)`` gives ``exponent G' F = F' G``, a recurrence for ``G``.
+        """
         size = self.degree // exponent
         monic = Polynomial.of([c / self.coefficients[-1] for c in self.coefficients])
-        root = [Fraction(0)] * size + [Fraction(1)]
-        for step in range(1, size + 1):
-            power = Polynomial.of(root).power(exponent)
-            missing = monic.coefficients[-1 - step] - power.coefficients[-1 - step]
-            root[size - step] = missing / exponent
-        candidate = Polynomial.of(root)
+        given = monic.coefficients[::-1]
+        if size > _SMALL and not _may_be_power(given[: size + 1], monic, exponent):
+            return None
+        root = [Fraction(1)]
+        for k in range(1, size + 1):
+            total = sum(
+                ((j - exponent * (k - j)) * given[j] * root[k - j] for j in range(1, k + 1)),
+                Fraction(0),
+            )
+            root.append(total / (exponent * k))
+        candidate = Polynomial.of(root[::-1])
         return candidate if candidate.power(exponent) == monic else None
 
     def __str__(self) -> str:
@@ -143,6 +172,52 @@ class Polynomial:
             return "0"
         first = ("-" if terms[0][0] == "-" else "") + terms[0][1]
         return first + "".join(f" {sign} {term}" for sign, term in terms[1:])
+
+
+def _to_flint(polynomial: Polynomial) -> Any:
+    flint = load_flint()
+    return flint.fmpq_poly(
+        [flint.fmpq(c.numerator, c.denominator) for c in polynomial.coefficients]
+    )
+
+
+def _from_flint(polynomial: Any) -> Polynomial:
+    return Polynomial.of([Fraction(int(c.p), int(c.q)) for c in polynomial.coeffs()])
+
+
+def _may_be_power(given: Sequence[Fraction], monic: Polynomial, exponent: int) -> bool:
+    """False proves, modulo a prime, that a monic polynomial is no such power."""
+    prime = _TEST_PRIME
+    if any(c.denominator % prime == 0 for c in monic.coefficients):
+        return True
+    whole = [c.numerator * pow(c.denominator, -1, prime) % prime for c in monic.coefficients]
+    head = np.array(whole[::-1][: len(given)], dtype=np.int64)
+    root = np.zeros(len(given), dtype=np.int64)
+    root[0] = 1
+    for k in range(1, len(given)):
+        j = np.arange(1, k + 1)
+        # Products of two residues stay below 2^62; each is reduced before the next.
+        terms = head[1 : k + 1] * root[k - j] % prime * ((j - exponent * (k - j)) % prime) % prime
+        root[k] = int(terms.sum() % prime) * pow(exponent * k, -1, prime) % prime
+    flint = load_flint()
+    power = flint.nmod_poly([int(c) for c in root[::-1]], prime) ** exponent
+    return bool(power == flint.nmod_poly(whole, prime))
+
+
+def parse_compositions(text: str) -> list[Polynomial]:
+    """Parse polynomials ``p_1,...,p_k`` in one common variable.
+
+    Raises
+    ------
+    InputError
+        If one is no polynomial, or two have different variables.
+    """
+    letters = sorted(set(filter(str.isalpha, text)))
+    if len(letters) > 1:
+        raise InputError(
+            f"the compositions {text!r} have the variables {', '.join(letters)}: use only one"
+        )
+    return [parse_polynomial(part, "the composition") for part in text.split(",")]
 
 
 def parse_polynomial(text: str, what: str = "the polynomial") -> Polynomial:
@@ -164,6 +239,10 @@ def parse_polynomial(text: str, what: str = "the polynomial") -> Polynomial:
             )
         tokens.append(match.group().strip())
         position = match.end()
+    if any(len(token) > _MOST_DIGITS for token in tokens):
+        raise InputError(
+            f"{what} has a number of more than {_MOST_DIGITS} digits: use shorter ones"
+        )
     letters = {token for token in tokens if token.isalpha()}
     if len(letters) > 1:
         raise InputError(f"{what} {text!r} has the variables {sorted(letters)}: use only one")
@@ -209,7 +288,7 @@ class _Parser:
             token = self.peek()
             if token == "*":
                 self.take()
-                total = total * self.factor()
+                total = self.multiply(total, self.factor())
             elif token == "/":
                 self.take()
                 divisor = self.factor()
@@ -217,9 +296,19 @@ class _Parser:
                     raise self.fail("only a non-zero number can divide")
                 total = total * Polynomial.of([1 / divisor.coefficients[0]])
             elif token == "(" or token.isalnum() or "." in token:
-                total = total * self.factor()
+                total = self.multiply(total, self.factor())
             else:
                 return total
+
+    def multiply(self, first: Polynomial, second: Polynomial) -> Polynomial:
+        monomials = first.is_monomial and second.is_monomial
+        self.check(first.degree + second.degree, monomials)
+        return first * second
+
+    def check(self, degree: int, monomial: bool) -> None:
+        most = MAX_DEGREE if monomial else MAX_EXPANDED_DEGREE
+        if degree > most:
+            raise self.fail(f"its degree is above {most}, the most that is expanded")
 
     def factor(self) -> Polynomial:
         token = self.peek()
@@ -233,8 +322,7 @@ class _Parser:
             exponent = self.take()
             if not exponent.isdigit():
                 raise self.fail("an exponent must be a whole number")
-            if int(exponent) * max(base.degree, 1) > MAX_DEGREE:
-                raise self.fail(f"its degree is above {MAX_DEGREE}")
+            self.check(int(exponent) * max(base.degree, 1), base.is_monomial)
             if base.is_monomial:
                 leading = base.coefficients[-1] ** int(exponent)
                 return Polynomial.of([0] * (base.degree * int(exponent)) + [leading])

@@ -14,6 +14,9 @@ from fiberscope.families.polynomial.activation import Polynomial, parse_polynomi
 MAX_TOTAL_DEGREE = 1 << 30
 """Total degrees from here on leave no random word-size prime above them."""
 
+MAX_WIDTH = 1_000_000_000
+"""Widest layer that is accepted."""
+
 SUPPORT_LIMIT = 20_000
 """Up to this total degree the degrees that can occur are tracked one by one."""
 
@@ -59,6 +62,8 @@ class Architecture:
             raise InputError(f"widths {shown or 'none'}: give at least inputs and outputs")
         if any(width < 1 for width in self.widths):
             raise InputError(f"widths {shown}: every width must be at least 1")
+        if max(self.widths) > MAX_WIDTH:
+            raise InputError(f"a width is above {MAX_WIDTH}, the most that is accepted: use less")
         hidden = len(self.widths) - 2
         if len(self.degrees) != hidden:
             raise InputError(

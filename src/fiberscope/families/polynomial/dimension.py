@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from fiberscope.errors import InputError
 from fiberscope.families.polynomial.architecture import Architecture
 from fiberscope.families.polynomial.bounds import UpperBound, upper_bound
 from fiberscope.families.polynomial.jacobian_rank import (
@@ -24,6 +25,9 @@ from fiberscope.numbers.prime_kernels import NARROW_RANGE, random_narrow_prime
 from fiberscope.verdict import to_plain
 
 DEFAULT_TRIALS = 2
+
+MOST_WEIGHTS = 1_000_000
+"""Wider networks are not sampled whole: a subnetwork has to meet the upper bound."""
 
 MOST_ODDS = 1e-6
 """A rank alone says 'no', and a dimension is PROBABLE, only below this error probability."""
@@ -137,17 +141,24 @@ def dimension(
     Raises
     ------
     InputError
-        If a given prime is not a prime above the total degree, or python-flint is missing.
+        If a given prime is not a prime above the total degree, python-flint is missing, or the
+        network is too large.
     """
     for prime in primes:
         check_prime(architecture, prime)
     rng = np.random.default_rng(seed)
     upper = upper_bound(architecture)
+    sampled = _sampled(architecture, upper.value)
     if primes:
-        ran = [rank_modulo(architecture, upper.value, rng, prime) for prime in primes]
+        ran = [rank_modulo(sampled, upper.value, rng, prime) for prime in primes]
         counted = 0
     else:
-        ran, counted = _random_trials(architecture, upper.value, rng, trials)
+        ran, counted = _random_trials(sampled, upper.value, rng, trials)
+    if sampled is not architecture and max(trial.rank for trial in ran) < upper.value:
+        raise InputError(
+            f"{architecture} has {architecture.parameters} parameters, beyond the {MOST_WEIGHTS} "
+            "that are sampled, and no narrower network meets the upper bound: use smaller widths"
+        )
     found = ranked = max(trial.rank for trial in ran)
     decided = answers(architecture)
     # Only the trials with word-size primes count for the odds: the small prime says less.
@@ -177,6 +188,26 @@ def dimension(
         seed=seed,
         notions=_notions(decided, architecture.effective, ranked, status),
     )
+
+
+def _sampled(architecture: Architecture, bound: int) -> Architecture:
+    """The architecture, or a subnetwork of one that is too large to be sampled.
+
+    Neurons without weights make a narrower network part of a wider one, so its dimension is a
+    lower bound; and hidden layers wider than the bound are not needed to meet it.
+    """
+    if architecture.parameters <= MOST_WEIGHTS:
+        return architecture
+    hidden = tuple(min(width, bound) for width in architecture.hidden)
+    narrow = replace(
+        architecture, widths=(architecture.widths[0], *hidden, architecture.widths[-1])
+    )
+    if narrow.parameters > MOST_WEIGHTS:
+        raise InputError(
+            f"{architecture} has {architecture.parameters} parameters, beyond the {MOST_WEIGHTS} "
+            "that are sampled: use smaller widths"
+        )
+    return narrow
 
 
 def _random_trials(

@@ -140,7 +140,13 @@ def fiber(network: WeightedNetwork, seed: int = 0) -> FiberReport:
             "the singular values of the Jacobian have no clear gap at the rank that the stored "
             "numbers have exactly"
         )
-    floats = {name: array.astype(np.float64) for name, array in network.parameters.items()}
+    try:
+        floats = {name: array.astype(np.float64) for name, array in network.parameters.items()}
+    except OverflowError:
+        raise InputError(
+            f"{network.where or 'the network'}: weights beyond float64, in which the tangents of "
+            "the symmetries are computed; rescale the neurons"
+        ) from None
     acting, rows = [], np.zeros((0, family.space.size))
     for symmetry in family.symmetries():
         own = (
@@ -263,7 +269,7 @@ def _factor(row: NDArray[Any], like: NDArray[Any], exact: bool) -> Any:
     empty = [not part.any() for part in (row, like)]
     if any(empty):
         return 1 if all(empty) else None
-    pivot = int(np.argmax([abs(float(entry)) for entry in like]))
+    pivot = max(range(len(like)), key=lambda column: abs(like[column]))
     factor = row[pivot] / like[pivot]
     if exact:
         return factor if all(a == factor * b for a, b in zip(row, like, strict=True)) else None

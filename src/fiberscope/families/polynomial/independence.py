@@ -26,6 +26,10 @@ LARGEST_DEGREE = 200_000
 """Largest degree of a composition that is expanded."""
 
 
+_NOT_CONSTANT = "pairwise distinct, non-constant compositions"
+_THROUGH_ORIGIN = "pairwise distinct, non-zero compositions through the origin"
+
+
 class Independence(Enum):
     """Answers; each value is a sentence."""
 
@@ -120,6 +124,10 @@ def independence(
             # The prime divided a minor; the exact elimination has the last word.
             answer = Independence.INDEPENDENT
     status, by = conjecture(activation.degree, compositions, origin)
+    refuted = answer is not Independence.INDEPENDENT and _eligible(compositions)
+    known = known_of(activation, count, origin, field)
+    if refuted:
+        known = "fails for these compositions already: they satisfy the relation over Q"
     return IndependenceResult(
         str(activation),
         tuple(str(p) for p in compositions),
@@ -130,7 +138,7 @@ def independence(
         field,
         status,
         by,
-        known_of(activation, count, origin, field),
+        known,
         good_activations(count, origin),
     )
 
@@ -145,8 +153,14 @@ def conjecture(
     """
     count, most = len(compositions), max(p.degree for p in compositions)
     equal = len({p.degree for p in compositions}) == 1
-    if count < 2:
-        return ConjectureStatus.PROVED, "a single composition that is not zero"
+    if len(set(compositions)) < count:
+        return ConjectureStatus.REFUTED, "equal compositions are dependent for every activation"
+    if origin and any(p.degree < 0 for p in compositions):
+        return ConjectureStatus.REFUTED, "every activation through the origin sends 0 to 0"
+    if sum(p.degree < 1 for p in compositions) > 1:
+        return ConjectureStatus.REFUTED, "two constants are dependent for every activation"
+    if count < 2 and most >= 1:
+        return ConjectureStatus.PROVED, "a single composition that is not constant"
     space = degree if origin else degree + 1
     if space < count:
         kind = "multiples of z" if origin else "shifts of z"
@@ -176,21 +190,28 @@ def conjecture(
     return ConjectureStatus.OPEN, f"the theorems need degree {least:g}"
 
 
+def _eligible(compositions: Sequence[Polynomial]) -> bool:
+    """Tell whether compositions are among those that theorems and conjectures speak of."""
+    return len(set(compositions)) == len(compositions) and all(p.degree >= 1 for p in compositions)
+
+
 def known_of(activation: Polynomial, count: int, origin: bool, field: str) -> str:
     """What is known of one activation for all choices of ``count`` compositions."""
+    if count < 2:
+        return "works for every non-constant composition: its image is not zero"
     failure = failing_pair(activation, field, origin)
     if failure:
         return f"fails over {field} for two compositions already: {failure}"
     if origin:
         reason = explicit_activation(activation, count)
         if reason:
-            return f"works for all choices through the origin: {reason}"
+            return f"works for all choices of {_THROUGH_ORIGIN}: {reason}"
         if count == 2 and activation.degree >= 2 and activation.coefficients[-2]:
-            return "works for all pairs through the origin: two highest coefficients not zero"
+            return f"works for all pairs of {_THROUGH_ORIGIN}: two highest coefficients not zero"
     exponent, root = activation.as_power()
     if good_for_two(root) and exponent > count * (count - 2):
         power = f"({root})^{exponent}" if exponent > 1 else "its Delta2 and Delta3 are not zero"
-        return f"works for all choices of non-constant compositions: {power}"
+        return f"works for all choices of {_NOT_CONSTANT}: {power}"
     return "not covered for all choices"
 
 
@@ -219,12 +240,12 @@ def good_activations(count: int, origin: bool) -> tuple[str, ...]:
     """Explicit activations that keep every ``count`` compositions independent."""
     exponent = max(count * (count - 2), 0) + 1
     power = "" if exponent == 1 else f"^{exponent}"
-    found = [f"(z^3+z+1){power} for non-constant compositions"]
+    found = [f"(z^3+z+1){power} for {_NOT_CONSTANT}"]
     if origin:
         found = [
-            f"(z^2+z){power}",
-            f"(z^3+z^2+z){power}",
-            f"(z+1)^{max(count**2 - 1, 2)}-1",
+            f"(z^2+z){power} for {_THROUGH_ORIGIN}",
+            f"(z^3+z^2+z){power} for {_THROUGH_ORIGIN}",
+            f"(z+1)^{max(count**2 - 1, 2)}-1 for {_THROUGH_ORIGIN}",
         ]
     return tuple(found)
 

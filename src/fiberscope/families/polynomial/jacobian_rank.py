@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, log2
+from math import ceil, lcm, log2
 from typing import Any
 
 import numpy as np
@@ -286,10 +286,8 @@ def _degree_and_height(architecture: Architecture) -> tuple[int, float]:
         bits *= exponent
         if architecture.named is not None:
             coefficients = architecture.named.coefficients
-            common = 1
-            for c in coefficients:
-                common = common * c.denominator // Fraction(common, c.denominator).denominator
-            total = sum(abs(c) * common for c in coefficients)
+            common = lcm(*(c.denominator for c in coefficients))
+            total = int(sum(abs(c) * common for c in coefficients))
             bits += log2(max(total, common))
         elif architecture.kind is not ActivationKind.MONOMIAL:
             degree += 1

@@ -41,13 +41,23 @@ class Oracle:
         Raises
         ------
         InputError
-            If an answer has the wrong length, or is not a (rational, finite) number.
+            If an answer has the wrong length, is not a (rational, finite) number, or the function
+            raises.
         """
-        answers = []
+        answers: list[list[Any]] = []
         for point in points:
             self.queries += 1
             asked = [Fraction(x) if self.exact else float(x) for x in point]
-            answer = list(np.atleast_1d(np.asarray(self.function(asked), dtype=object)))
+            try:
+                answer = list(np.atleast_1d(np.asarray(self.function(asked), dtype=object)))
+            except InputError:
+                raise
+            except Exception as error:
+                shown = ", ".join(map(str, asked))
+                raise InputError(
+                    f"the oracle raised {type(error).__name__} at the input ({shown}): "
+                    f"{' '.join(str(error).split()) or 'no message'}"
+                ) from None
             if len(answer) != self.outputs:
                 raise InputError(
                     f"the oracle answered with {len(answer)} numbers where {self.outputs} were "
@@ -112,8 +122,9 @@ def load_oracle(text: str) -> WeightedNetwork | Callable[[list[Any]], Sequence[A
         sys.path.insert(0, "")
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"the oracle {text!r} cannot be loaded: {error}") from None
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"the oracle {text!r} cannot be loaded: {reason}") from None
     if not callable(function):
         raise InputError(f"the oracle {text!r} is not a function")
     loaded: Callable[[list[Any]], Sequence[Any]] = function

@@ -20,6 +20,9 @@ from fiberscope.families.polynomial.network import PolynomialNetwork
 
 FAMILY = "polynomial"
 
+MOST_DIGITS = 4000
+"""Longest number that is read."""
+
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -81,8 +84,8 @@ def read_weights(path: Path, *, exact: bool = False) -> WeightedNetwork:
 
 def _read_json(path: Path) -> WeightedNetwork:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        data = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole)
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("weights"), list):
         raise InputError(f"{path} has no list 'weights' with one matrix for each layer")
@@ -106,6 +109,12 @@ def _read_json(path: Path) -> WeightedNetwork:
     if degrees is not None and not whole and not several:
         raise InputError(f"{path}: 'degrees' must be a list of whole numbers")
     return _assemble(path, matrices, biases, degrees, data.get("activation", "monomial"))
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"an integer has {len(text)} digits, more than the {MOST_DIGITS} allowed")
+    return int(text)
 
 
 def _read_npz(path: Path) -> WeightedNetwork:
@@ -163,13 +172,16 @@ def _number(entry: Any, where: str) -> Fraction | float:
             raise InputError(f"{where}: {entry!r} is not finite")
         return entry
     try:
+        if isinstance(entry, str) and len(entry) > 2 * MOST_DIGITS:
+            raise ValueError
         # An exponent such as 1e999999999 would be written out digit by digit.
         if isinstance(entry, str) and "e" in entry.lower():
             raise ValueError
         return Fraction(entry)
     except (ValueError, ZeroDivisionError):
         raise InputError(
-            f"{where}: {entry!r} is not a rational number: write for instance '3/7'"
+            f"{where}: {str(entry)[:50]!r} is not a rational number (of at most {MOST_DIGITS} "
+            "digits): write for instance '3/7'"
         ) from None
 
 
@@ -212,7 +224,13 @@ def _assemble(
             arrays[f"b{layer}"] = biases[layer - 1]
     exact = all(isinstance(v, Fraction) for array in arrays.values() for v in array.reshape(-1))
     if not exact:
-        arrays = {name: array.astype(np.float64) for name, array in arrays.items()}
+        try:
+            arrays = {name: array.astype(np.float64) for name, array in arrays.items()}
+        except OverflowError:
+            raise InputError(
+                f"{path}: one weight is beyond float64 while others are floating-point numbers: "
+                "make all of them rational"
+            ) from None
     return WeightedNetwork(PolynomialNetwork(architecture), arrays, exact, str(path))
 
 
