@@ -159,3 +159,83 @@ def test_another_function_is_not_confirmed() -> None:
     deeper = network_oracle(true, [normalizer("softmax")] * 2, 2)
     with pytest.raises(InputError, match="not a network of this depth"):
         recover(deeper, width=2, normalizers=[normalizer("softmax")], digits=15)
+
+
+SECRET = random_network(2, 2, 1, 0)
+SOFTMAX = [normalizer("softmax")]
+PLAIN_ORACLE = network_oracle(SECRET, SOFTMAX, 2)
+
+
+def residual(inputs: Any, bits: int) -> Any:
+    return PLAIN_ORACLE(inputs, bits) + inputs
+
+
+def causal(inputs: Any, bits: int) -> Any:
+    answer = PLAIN_ORACLE(inputs, bits).copy()
+    answer[0] = Balls(bits).array(SECRET.readout) @ inputs[0]
+    return answer
+
+
+def decimal_strings(digits: int) -> Any:
+    return lambda x, bits: [
+        [v.str(digits, radius=False) for v in row] for row in PLAIN_ORACLE(x, bits + 64)
+    ]
+
+
+def noisy(digits: int) -> Any:
+    rng = np.random.default_rng(3)
+
+    def oracle(inputs: Any, bits: int) -> Any:
+        answer = PLAIN_ORACLE(inputs, bits)
+        noise = rng.integers(1, 10, answer.shape).astype(object)
+        return answer + noise * flint.arb(10) ** -digits
+
+    return oracle
+
+
+NOT_THIS_FORM = "the oracle is not a network of this depth, width and normalizers"
+
+
+@pytest.mark.parametrize(
+    ("oracle", "depth", "sentence"),
+    [
+        (residual, 1, NOT_THIS_FORM),
+        (residual, 2, NOT_THIS_FORM),
+        (causal, 1, "reordered tokens"),
+        (causal, 2, "reordered tokens"),
+        (lambda x, bits: [[1, 2]] * 2, 1, NOT_THIS_FORM),
+        (lambda x, bits: [[1, 2]] * 2, 2, NOT_THIS_FORM),
+        (lambda x, bits: [[Fraction(1, 3), Fraction(2, 7)]] * 2, 1, NOT_THIS_FORM),
+        (lambda x, bits: elementwise(lambda v: v.tanh())(PLAIN_ORACLE(x, bits)), 1, NOT_THIS_FORM),
+        (network_oracle(random_network(2, 2, 2, 0), SOFTMAX * 2, 2), 3, NOT_THIS_FORM),
+        (decimal_strings(40), 1, r"good to about (39|40|41) digits, but \d+ digits are needed"),
+        (decimal_strings(40), 2, r"good to about (39|40|41) digits, but \d+ digits are needed"),
+        (lambda x, bits: PLAIN_ORACLE(x, bits) + flint.arb(10) ** -40, 1,
+         r"good to about (39|40|41) digits, but \d+ digits are needed"),
+        (noisy(60), 1, r"good to about (58|59|60|61) digits, but \d+ digits are needed"),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_network_gets_a_sentence(oracle: Any, depth: int, sentence: str) -> None:
+    for seed in (0, 1):
+        with pytest.raises(InputError, match=sentence) as raised:
+            recover(oracle, width=2, normalizers=SOFTMAX * depth, seed=seed)
+        assert "not positive" not in str(raised.value)
+
+
+def refusing(inputs: Any, bits: int) -> Any:
+    raise ValueError("no\nsuch input")
+
+
+def test_a_failing_oracle_gets_a_sentence() -> None:
+    with pytest.raises(InputError, match=r"failed on inputs of shape \(2, 2\).*no such input"):
+        recover(refusing, width=2, normalizers=SOFTMAX)
+    with pytest.raises(InputError, match=r"failed on inputs of shape \(2, 3\)"):
+        recover(PLAIN_ORACLE, width=3, normalizers=SOFTMAX)
+    answers = iter([[[1, 2]] * 2, [[1]] * 2])
+    with pytest.raises(InputError, match="1 outputs a token after 2"):
+        recover(lambda x, bits: next(answers), width=2, normalizers=SOFTMAX)
+
+
+def test_enough_decimal_strings_recover() -> None:
+    found = recover(decimal_strings(200), width=2, normalizers=SOFTMAX)
+    assert enclosed(found.scores[0], SECRET.scores[0], 60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, log
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,10 @@ from fiberscope.numbers.balls import Balls
 Oracle = Callable[[NDArray[Any], int], Any]
 """``oracle(inputs, bits)``: tokens of shape ``(tokens, d)`` as exact balls (``flint.arb``) to
 outputs ``(tokens, p)`` as balls, fractions, integers or decimal strings good to ``bits`` bits."""
+
+
+ROUNDING_DIGITS = 10
+"""Values that agree to this many digits, and not beyond, are taken for rounded ones."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,25 @@ class _Recovery(ScoreRefinement):
         bits = working_bits(self.exponents, self.orders, digits)
         super().__init__(width, normalizers, tokens, digits, bits, rng)
         self.oracle, self.evaluations = oracle, 0
+        self.outputs: int | None = None
+        # What a difference is small against: inputs are of size one, so outputs are as large as L.
+        self.size = self.arb(1)
 
     # -- the oracle ---------------------------------------------------------------------------
 
     def ask(self, inputs: NDArray[Any]) -> NDArray[Any]:
         """Output tokens as balls, shape ``(tokens, p)``."""
         self.evaluations += 1
-        answer = np.asarray(self.oracle(inputs, self.bits))
+        try:
+            answer = np.asarray(self.oracle(inputs, self.bits))
+        except InputError:
+            raise
+        except Exception as error:  # the oracle is foreign code: anything can come out of it
+            reason = " ".join(str(error).split())[:120]
+            raise InputError(
+                f"the oracle failed on inputs of shape {inputs.shape} (tokens, width) with "
+                f"{type(error).__name__}: {reason or 'no message'}; give an oracle of that shape"
+            ) from None
         if answer.dtype.kind == "f":
             raise InputError(
                 f"the oracle returns float64 values (16 digits), but {self.digits} digits are "
@@ -103,6 +119,13 @@ class _Recovery(ScoreRefinement):
             raise InputError(
                 f"the oracle returned shape {answer.shape} for {self.tokens} tokens: expected "
                 f"({self.tokens}, outputs)"
+            )
+        if self.outputs is None:
+            self.outputs = answer.shape[1]
+        if answer.shape[1] != self.outputs or self.outputs == 0:
+            raise InputError(
+                f"the oracle returned {answer.shape[1]} outputs a token after {self.outputs}: "
+                "return the same positive number for every input"
             )
         try:
             balls = self.system.array(answer)
@@ -133,6 +156,47 @@ class _Recovery(ScoreRefinement):
             columns.append(self.ask(np.stack([unit] * self.tokens))[0])
         return np.stack(columns, axis=1)
 
+    def check_form(self, readout: NDArray[Any]) -> None:
+        """Refuse what no network of this form gives: cheap identities, before any division.
+
+        Equal tokens go to ``L m``, all of them, and reordered tokens to reordered outputs.
+        """
+        mean = self.system.array(self.rng.integers(1, 9, self.width)) / 8
+        self.size = max((abs(x) for x in readout.reshape(-1)), key=float_log)
+        # Both signs: a constant function agrees with L m where the entries of m add up to one.
+        for m in (mean, -mean):
+            answer = self.ask(np.stack([m] * self.tokens))
+            expected = np.stack([readout @ m] * self.tokens)
+            self.compare(answer, expected, "equal tokens do not go to L m")
+        inputs = self.fresh()
+        self.compare(
+            self.ask(inputs[::-1].copy()),
+            self.ask(inputs)[::-1],
+            "reordered tokens do not go to reordered outputs",
+        )
+
+    def compare(self, left: NDArray[Any], right: NDArray[Any], how: str) -> Any:
+        """Largest possible deviation; refuse values that provably differ.
+
+        A difference far below the values looks like rounding of the oracle, a larger one like
+        another function.
+        """
+        flat = (left - right).reshape(-1)
+        if all(x.contains(0) for x in flat):
+            return max((x.abs_upper() for x in flat), key=float_log)
+        worst = max((abs(x) for x in flat), key=float_log)
+        have = int((float_log(self.size) - float_log(worst)) / log(10))
+        if have >= ROUNDING_DIGITS:
+            raise InputError(
+                f"the oracle's values are good to about {have} digits, but {self.digits} digits "
+                f"are needed for {self.asked} digits of every entry: {how}, the difference is "
+                f"{_decimal(worst)}"
+            )
+        raise InputError(
+            "the oracle is not a network of this depth, width and normalizers without residual "
+            f"connection or mask: {how}, the difference is {_decimal(worst)}"
+        )
+
     def prefix(self, scores: Sequence[NDArray[Any]], inputs: NDArray[Any]) -> NDArray[Any]:
         """Tokens after the recovered layers, shape ``(tokens, d)``."""
         if not scores:
@@ -144,7 +208,8 @@ class _Recovery(ScoreRefinement):
             self.tokens,
             convert=self.system.array,
         )
-        result: NDArray[Any] = forward(architecture, parameters, inputs[None], self.system)[0]
+        with self.fitting():
+            result: NDArray[Any] = forward(architecture, parameters, inputs[None], self.system)[0]
         return result
 
     def shift(
@@ -331,12 +396,21 @@ def recover(
         )
     rng = np.random.default_rng(seed)
     run = _Recovery(oracle, width, normalizers, tokens, digits, rng)
+    try:
+        return _recovered(run)
+    except ZeroDivisionError:
+        # Balls that contain zero where a network of this form has an invertible matrix.
+        raise InputError(run.unfit("a matrix that must be invertible is not")) from None
+
+
+def _recovered(run: _Recovery) -> RecoveredNetwork:
     with run.system.precision():
         readout = run.readout()
         if all(value.contains(0) for value in readout.reshape(-1)):
             raise InputError("the oracle is zero on consensus inputs: L = 0 hides every score")
+        run.check_form(readout)
         scores: list[NDArray[Any]] = []
-        for _ in range(depth):
+        for _ in range(run.depth):
             scores.append(run.middle(run.score(readout, scores)))
         enclosed, radius = run.refine(readout, scores)
         held_out = _held_out(run, readout, enclosed)
@@ -347,7 +421,7 @@ def recover(
             scores=tuple(enclosed),
             error_bound=_decimal(bound),
             search_radius=_decimal(radius),
-            free_signs=tuple(i for i, phi in enumerate(normalizers, start=1) if phi.even),
+            free_signs=tuple(i for i, phi in enumerate(run.normalizers, start=1) if phi.even),
             digits=run.digits,
             evaluations=run.evaluations,
             held_out_error=held_out,
@@ -367,15 +441,12 @@ def _held_out(run: _Recovery, readout: NDArray[Any], scores: Sequence[NDArray[An
     for _ in range(3):
         inputs = run.fresh()
         tokens = run.prefix(list(scores), inputs)
-        difference = run.ask(inputs) - tokens @ readout.T
-        if not all(x.contains(0) for x in difference.reshape(-1)):
-            raise InputError(
-                "on fresh inputs the oracle differs from the recovered network by "
-                f"{_decimal(max((abs(x) for x in difference.reshape(-1)), key=float_log))}: it is "
-                f"not a network of this depth, width and normalizers, or its values are not good "
-                f"to {run.digits} digits"
-            )
-        worst = max([worst, *(x.abs_upper() for x in difference.reshape(-1))], key=float_log)
+        deviation = run.compare(
+            run.ask(inputs),
+            tokens @ readout.T,
+            "fresh inputs do not go where the recovered network sends them",
+        )
+        worst = max([worst, deviation], key=float_log)
     return _decimal(worst)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import ceil, log10
 from typing import Any
 
@@ -67,6 +68,21 @@ class ScoreRefinement(ABC):
         """Decimal digits of the working precision."""
         return ceil(self.bits * log10(2))
 
+    def unfit(self, reason: str) -> str:
+        """Sentence for an oracle that the recovery cannot explain."""
+        return (
+            f"{reason}: the oracle is not a network of this depth, width and normalizers, or its "
+            f"values are not good to {self.digits} digits"
+        )
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Scores that fit no network overflow the normalizers; say so instead."""
+        try:
+            yield
+        except InputError:
+            raise InputError(self.unfit("the scores read off lie out of range")) from None
+
     def power(self, exponent: int) -> Any:
         """``2^-exponent``, exact."""
         return self.arb(2) ** (-exponent)
@@ -120,8 +136,9 @@ class ScoreRefinement(ABC):
             self.tokens,
             convert=self.system.array,
         )
-        values = forward(architecture, parameters, inputs, self.system).reshape(-1)
-        table = ball_jacobian(architecture, parameters, inputs, self.system).tolist()
+        with self.fitting():
+            values = forward(architecture, parameters, inputs, self.system).reshape(-1)
+            table = ball_jacobian(architecture, parameters, inputs, self.system).tolist()
         columns = effective_columns(architecture)[readout.size :]
         return values, self.system.flint.arb_mat([[row[c] for c in columns] for row in table])
 
@@ -160,11 +177,7 @@ class ScoreRefinement(ABC):
             if all(x.abs_upper() < radius for x in image):
                 return [m + x for m, x in zip(scores, self._parts(image), strict=True)], radius
             radius = (16 * radius).upper()
-        raise InputError(
-            "the recovered scores are not confirmed by interval Newton: the oracle is not a "
-            f"network of this depth, width and normalizers, or supplies fewer than {self.digits} "
-            "digits"
-        )
+        raise InputError(self.unfit("interval Newton does not confirm the recovered scores"))
 
     def _widened(self, middle: NDArray[Any], radius: Any) -> NDArray[Any]:
         flat = np.empty(middle.size, dtype=object)
