@@ -352,3 +352,15 @@ def test_rotations_make_a_quadric_unidentifiable_in_both_reports():
     assert any("rotations" in acting.name for acting in report.symmetries)
     assert dimension(architecture).notions[Notion.FINITE].answer is False
     assert "permutations and rescalings" in Notion.FINITE.value
+
+
+def test_cancelling_neurons_are_not_called_the_same_as_none():
+    """10^13 (l^3 - m^3) with l - m = 2e-13 y is about -6 l^2 y, not zero."""
+    rows = [[1.0, 2.0], [1.0, 2.0 + 2e-13], [1.0, 0.0]]
+    first = rounded([rows, [[1e13, -1e13, 1.0]]], 3)
+    second = rounded([rows, [[0.0, 0.0, 1.0]]], 3)
+    assert compare_networks(first, second).outcome is not Outcome.SAME
+    # Exactly equal rows cancel exactly.
+    twins = [[1.0, 2.0], [1.0, 2.0], [1.0, 0.0]]
+    found = compare_networks(rounded([twins, [[3.0, -3.0, 1.0]]], 3), second)
+    assert found.outcome is Outcome.SAME

@@ -57,6 +57,9 @@ class CanonicalForm:
         removed or the last layer was decomposed, which no group element does.
     ties
         float64 only: places where the choice of an entry or an order is within rounding.
+    cancelled
+        float64 only: outgoing weights of merged neurons cancelled, so that rounding, and what
+        tells the merged rows apart, may be all that is left of them.
     """
 
     parameters: dict[str, NDArray[Any]]
@@ -67,6 +70,7 @@ class CanonicalForm:
     rotated: bool
     moves: Moves | None
     ties: tuple[str, ...]
+    cancelled: bool = False
 
 
 def canonical_form(
@@ -107,6 +111,7 @@ class _Reduction:
     )
     moves: list[tuple[Symmetry, Element]] = field(default_factory=list)
     ties: list[str] = field(default_factory=list)
+    cancelled: bool = False
     rotated: bool = False
 
     def __post_init__(self) -> None:
@@ -143,6 +148,7 @@ class _Reduction:
             rotated=self.rotated,
             moves=tuple(self.moves) if kept else None,
             ties=tuple(dict.fromkeys(self.ties)),
+            cancelled=self.cancelled,
         )
 
     def keep(self, layer: int, kept: Sequence[int], reason: str) -> bool:
@@ -262,7 +268,9 @@ class _Reduction:
         """Sum of two columns; in float64, what is left by rounding of a cancellation is zero."""
         total: NDArray[Any] = first + second
         if not self.exact:
-            total[np.abs(total) <= TOLERANCE * (np.abs(first) + np.abs(second))] = 0.0
+            sizes = np.abs(first) + np.abs(second)
+            self.cancelled |= bool((np.abs(total) < DISTINCT * sizes).any())
+            total[np.abs(total) <= TOLERANCE * sizes] = 0.0
         return total
 
     def rows_with_bias(self, layer: int) -> NDArray[Any]:

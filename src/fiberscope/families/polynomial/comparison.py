@@ -137,7 +137,7 @@ def compare_networks(
     reason = relation.value
     if exact:
         certainty = _exact_identity(first, second, rng)
-    elif relation is Relation.REDUCTION:
+    elif relation is Relation.REDUCTION and not any(form.cancelled for form in forms):
         certainty = numerical
     else:
         # Every float is a rational number: the stored numbers can be compared exactly.
@@ -150,6 +150,7 @@ def compare_networks(
                 "size, and no symmetry was found in float64: make the weights rational",
                 certainty=f"numerical: differences beyond {DIFFERENT_BEYOND:g} count",
             )
+        relation = Relation.IDENTITY
         reason = "The stored numbers give the same polynomials; no symmetry was found in float64."
         certainty = "as exact rationals, " + _exact_identity(stored[0], stored[1], rng)
     return PolynomialComparison(Outcome.SAME, (), reason, relation=relation, certainty=certainty)
