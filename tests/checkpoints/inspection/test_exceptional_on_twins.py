@@ -38,6 +38,73 @@ def zero_queries(p):
     p["transformer.h.0.attn.c_attn.bias"][0:2] = 0.0
 
 
+def product_zero_in_a_rotated_basis(p):
+    """GPT-2, head 0: values and outputs of rank one on complementary directions."""
+    fused, out = p["transformer.h.0.attn.c_attn.weight"], p["transformer.h.0.attn.c_proj.weight"]
+    fused[:, 9], out[1] = 0.7 * fused[:, 8], -out[0] / 0.7
+
+
+def queries_orthogonal_to_keys(p):
+    """GPT-2, head 0: the same for queries (with their bias) and keys."""
+    fused, bias = p["transformer.h.0.attn.c_attn.weight"], p["transformer.h.0.attn.c_attn.bias"]
+    fused[:, 1], bias[1] = 0.7 * fused[:, 0], 0.7 * bias[0]
+    fused[:, 5] = -fused[:, 4] / 0.7
+
+
+def cloned_neuron(p):
+    """GPT-2: one neuron is a copy of another, down column included."""
+    duplicate_neurons(p)
+    p["transformer.h.0.mlp.c_proj.weight"][2] = p["transformer.h.0.mlp.c_proj.weight"][0]
+    p["transformer.h.0.mlp.c_proj.weight"][3] = -p["transformer.h.0.mlp.c_proj.weight"][0]
+
+
+def opposite_neuron(p):
+    """GPT-2 with tanh: one row is the negative of another."""
+    up, bias = p["transformer.h.0.mlp.c_fc.weight"], p["transformer.h.0.mlp.c_fc.bias"]
+    up[:, 2], bias[2] = -up[:, 0], -bias[0]
+
+
+def proportional_relu_neuron(p):
+    """GPT-2 with ReLU: one row is twice another."""
+    up, bias = p["transformer.h.0.mlp.c_fc.weight"], p["transformer.h.0.mlp.c_fc.bias"]
+    up[:, 2], bias[2] = 2 * up[:, 0], 2 * bias[0]
+
+
+def llama_cloned_neuron(p):
+    """Gate, up and down copied."""
+    at = "model.layers.0.mlp"
+    for part in ("gate_proj", "up_proj"):
+        p[f"{at}.{part}.weight"][1] = p[f"{at}.{part}.weight"][3]
+    p[f"{at}.down_proj.weight"][:, 1] = p[f"{at}.down_proj.weight"][:, 3]
+
+
+def llama_proportional_gate(p):
+    """Llama with ReLU: one gate row is twice another."""
+    gate = p["model.layers.0.mlp.gate_proj.weight"]
+    gate[1] = 2 * gate[3]
+
+
+def cloned_head(p):
+    """GPT-2: head 1 is a copy of head 0 in every part."""
+    heads_that_attend_alike(p)
+    fused, bias = p["transformer.h.0.attn.c_attn.weight"], p["transformer.h.0.attn.c_attn.bias"]
+    out = p["transformer.h.0.attn.c_proj.weight"]
+    fused[:, 10:12], bias[10:12] = fused[:, 8:10], bias[8:10]
+    out[2:4] = out[0:2]
+
+
+def alike_and_silent(p):
+    """GPT-2: head 1 attends as head 0 does and writes nothing."""
+    heads_that_attend_alike(p)
+    p["transformer.h.0.attn.c_proj.weight"][2:4] = 0.0
+
+
+def qwen3_equal_gains(p):
+    """Gains of normalised queries and keys as freshly initialised."""
+    for part in "qk":
+        p[f"model.layers.0.self_attn.{part}_norm.weight"][:] = 1.0
+
+
 def heads_that_attend_alike(p):
     """GPT-2: head 1 attends as head 0 does, in another basis."""
     fused, bias = p["transformer.h.0.attn.c_attn.weight"], p["transformer.h.0.attn.c_attn.bias"]
@@ -158,6 +225,16 @@ CASES = [
     (gpt2(), equal_value_rows),
     (gpt2(), rank_one_keys),
     (gpt2(), zero_queries),
+    (gpt2(), product_zero_in_a_rotated_basis),
+    (gpt2(), queries_orthogonal_to_keys),
+    (gpt2(), cloned_neuron),
+    (gpt2(activation_function="tanh"), opposite_neuron),
+    (gpt2(activation_function="relu"), proportional_relu_neuron),
+    (llama(), llama_cloned_neuron),
+    (llama(hidden_act="relu"), llama_proportional_gate),
+    (gpt2(), cloned_head),
+    (gpt2(), alike_and_silent),
+    (llama("qwen3", "Qwen3ForCausalLM", vocab_size=26), qwen3_equal_gains),
     (gpt2(), heads_that_attend_alike),
     (gpt2(n_embd=6, vocab_size=18, n_inner=4, n_head=3), heads_that_attend_alike_of_three),
     (llama(), llama_heads_that_attend_alike),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Attention
-from fiberscope.checkpoints.inspection.equal_heads import equal_heads
+from fiberscope.checkpoints.inspection.equal_heads import Heads, equal_heads
 from fiberscope.checkpoints.inspection.finding import Exceptional, HeadConditioning
 from fiberscope.checkpoints.inspection.roles import RoleReader, storage_epsilon
 from fiberscope.checkpoints.ledger.effective import product_coordinates
@@ -66,12 +66,27 @@ def inspect_heads(
     wiring: Wiring, attention: Attention, reader: RoleReader
 ) -> tuple[HeadConditioning, list[Exceptional]]:
     """Conditioning of every head of one attention, and its rank-deficient products."""
-    value_output, dead, found = _value_output(wiring, attention, reader)
-    query_key, more = _query_key(wiring, attention, reader, dead)
-    return (
-        HeadConditioning(attention.label, attention.layer, query_key, value_output),
-        [*found, *more],
-    )
+    a = attention
+    point, segment = wiring.point_of(a, Role.VALUE), wiring.segment_of(a)
+    gain, _ = _norm_of(point, reader)
+    value = seen_through(point, reader.read(a.value), None, (gain, None))
+    output = reader.read(a.output)
+    if segment.blind:
+        output = output - output.mean(axis=-1, keepdims=True)
+    query, key = _queries_and_keys(wiring, a, reader)
+    seen = point.width - point.blind, segment.width - segment.blind
+    constant = _seen_value_constant(point, a)
+    alike: list[Exceptional] = []
+    together: set[int] = set()
+    if a.query_norm is None:
+        width = wiring.point_of(a, Role.KEY).width
+        heads = Heads(a, query, key, value, output, (width, *seen), seen_constant=constant)
+        alike, together = equal_heads(heads)
+    value_output, dead, found = _value_output(a, reader, value, output, seen, constant)
+    query_key, more = _query_key(wiring, a, reader, query, key, dead, constant)
+    # Heads that attend alike are counted together, with all that is special about each of them.
+    single = [e for e in (*found, *more) if not together & set(e.statistics["groups"])]
+    return HeadConditioning(a.label, a.layer, query_key, value_output), [*alike, *single]
 
 
 def _norm_of(point: Point, reader: RoleReader) -> tuple[Matrix, Matrix | None]:
@@ -79,65 +94,125 @@ def _norm_of(point: Point, reader: RoleReader) -> tuple[Matrix, Matrix | None]:
     return reader.gain(point.norm, point.width), None if bias is None else reader.read(bias)
 
 
+def _product_spectrum(left: Matrix, right: Matrix) -> tuple[Matrix, Matrix]:
+    """Singular values of ``left @ right^T`` over the product of the factors' norms, and that.
+
+    What is zero must be judged against the factors: the product of factors on complementary
+    subspaces is nothing but rounding, whose own largest value says nothing.
+    """
+    scaled, scale = [], np.ones(1)
+    for factor in (left, right):
+        size = np.linalg.norm(factor, axis=(-2, -1), keepdims=True)
+        scaled.append(factor / np.where(size > 0, size, 1.0))
+        scale = scale * size[..., 0]
+    values = np.linalg.svd(scaled[0] @ scaled[1].swapaxes(-1, -2), compute_uv=False)
+    return np.asarray(values), scale
+
+
+def _resolution(values: NDArray[Any]) -> float:
+    """Rounding of a product of factors of norm one."""
+    return 4 * float(np.finfo(float).eps) * float(values.shape[-1])
+
+
 def _conditions(values: NDArray[Any]) -> Matrix:
     """Largest over smallest singular value; infinite below float64's resolution."""
     largest, smallest = values[..., 0], values[..., -1]
-    tolerance = np.finfo(float).eps * values.shape[-1] * largest
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(smallest > tolerance, largest / smallest, np.inf)
+        return np.where(smallest > _resolution(values), largest / smallest, np.inf)
 
 
 def _value_output(
-    wiring: Wiring, a: Attention, reader: RoleReader
+    a: Attention,
+    reader: RoleReader,
+    value: Matrix,
+    output: Matrix,
+    seen: tuple[int, int],
+    constant: bool,
 ) -> tuple[tuple[float, ...], NDArray[np.bool_], list[Exceptional]]:
-    point, segment = wiring.point_of(a, Role.VALUE), wiring.segment_of(a)
-    gain, _ = _norm_of(point, reader)
-    value = seen_through(point, reader.read(a.value), None, (gain, None))
-    output = reader.read(a.output)
-    if segment.blind:
-        output = output - output.mean(axis=-1, keepdims=True)
     right_value, right_output = _triangular(value), _triangular(output)
     # Singular values of O_h^T V_g from the triangular factors: r x r, never d x d.
-    products = right_value[:, None] @ right_output.swapaxes(-1, -2)
-    left, right = point.width - point.blind, segment.width - segment.blind
+    left, right = seen
     # Behind a LayerNorm a head as wide as the model has fewer generic singular values than rows.
     generic_rank = min(a.value_width, left, right)
-    values = np.linalg.svd(products, compute_uv=False)[..., :generic_rank]
-    dead = values[..., 0] == 0
+    values, scale = _product_spectrum(right_value[:, None], right_output)
+    values = values[..., :generic_rank]
+    dead = values[..., 0] <= _resolution(values)
     conditions = _conditions(values)
     found = []
     epsilon = max(storage_epsilon(reader.dtype(a.value)), storage_epsilon(reader.dtype(a.output)))
     stacked = output.swapaxes(1, 2).reshape(a.groups, a.value_width, -1)
     for group in range(a.groups):
-        if np.all(np.isfinite(conditions[group])):
-            factors = (value[group], left), (stacked[group], a.heads_per_group * right)
-            found += _nearly("value/output", a, group, values[group], factors, epsilon)
-            continue
-        value_rank = int(_Factor(right_value[group], left).ranks())
         total = a.heads_per_group * right
-        output_rank = int(_Factor(_triangular(stacked[group]), total).ranks())
+        ranks = full = min(a.value_width, left), min(a.value_width, total)
+        if not np.all(np.isfinite(conditions[group])):
+            ranks = (
+                int(_Factor(right_value[group], left).ranks()),
+                int(_Factor(_triangular(stacked[group]), total).ranks()),
+            )
+        if ranks == full:
+            factors = (value[group], left), (stacked[group], total)
+            found += _nearly(
+                "value/output", a, group, values[group], scale[group], factors, epsilon
+            )
+            continue
         generic = product_coordinates(a.value_width, left, total)
-        extra = generic - seen_rank(value_rank, output_rank, left, total)
+        extra: int | None = generic - seen_rank(*ranks, left, total)
+        if constant:
+            # The values' constant is seen too, summed over heads: no closed form.
+            extra = None
         found.append(
             Exceptional(
                 "rank-deficient value/output product",
                 f"{a.label}, {_group(a, group)}",
                 extra,
-                f"value factor of rank {value_rank} and output factor of rank {output_rank} "
+                f"value factor of rank {ranks[0]} and output factor of rank {ranks[1]} "
                 f"at width {a.value_width}",
-                _spectrum(values[group]),
+                _spectrum(group, values[group] * scale[group]),
             )
         )
     return tuple(conditions.reshape(-1).tolist()), dead, found
+
+
+def _seen_value_constant(point: Point, a: Attention) -> bool:
+    """Whether a constant of the values reaches the stream with no bias there to take it over."""
+    if a.value_bias is None and point.norm.bias is None:
+        return False
+    reader = next(r for r in point.readers if r.attention is a and r.role is Role.VALUE)
+    return not reader.absorbing_biases
 
 
 def _group(a: Attention, group: int) -> str:
     return f"head {group}" if a.heads_per_group == 1 else f"key/value group {group}"
 
 
-def _spectrum(values: Matrix) -> dict[str, Any]:
+def _spectrum(group: int, values: Matrix) -> dict[str, Any]:
     """Singular values of the heads of one group, largest first."""
-    return {"singular_values": [[float(v) for v in row] for row in np.atleast_2d(values)]}
+    rows = [[float(v) for v in row] for row in np.atleast_2d(values)]
+    return {"groups": [group], "singular_values": rows}
+
+
+def _equal_plane_gains(a: Attention, reader: RoleReader) -> list[Exceptional]:
+    """Rotary planes whose two gains agree, for queries and for keys: each group may turn them."""
+    assert a.query_norm is not None
+    assert a.key_norm is not None
+    if a.rotary is None or a.query_norm.gain is None or a.key_norm.gain is None:
+        return []
+    planes = np.array(a.rotary.planes)
+    equal = np.ones(len(planes), dtype=bool)
+    for gain in (reader.read(a.query_norm.gain), reader.read(a.key_norm.gain)):
+        equal &= gain[planes[:, 0]] == gain[planes[:, 1]]
+    if not equal.any():
+        return []
+    return [
+        Exceptional(
+            "equal gains on rotary planes",
+            a.label,
+            a.groups * int(equal.sum()),
+            f"{int(equal.sum())} of {len(planes)} planes have equal gains for queries and for "
+            "keys: every key/value group may turn them",
+            {"groups": list(range(a.groups)), "planes": np.flatnonzero(equal).tolist()},
+        )
+    ]
 
 
 def _nearly(
@@ -145,6 +220,7 @@ def _nearly(
     a: Attention,
     group: int,
     values: Matrix,
+    scale: Matrix,
     factors: tuple[tuple[Matrix, int], tuple[Matrix, int]],
     epsilon: float,
 ) -> list[Exceptional]:
@@ -155,8 +231,8 @@ def _nearly(
     singular value lies below it is not known to have full rank. Each factor comes with the number
     of independent inputs that it reads.
     """
-    ratio = float(np.min(values[..., -1] / values[..., 0]))
-    if ratio >= 100 * epsilon:
+    # The values are relative to the factors' norms; well above rounding nothing can be hidden.
+    if float(np.min(values[..., -1])) >= 100 * epsilon:
         return []
     for factor, independent in factors:
         width, inputs = factor.shape
@@ -172,15 +248,13 @@ def _nearly(
                     0,
                     f"a factor's smallest singular value is {smallest:.1e}, below the rounding of "
                     f"the stored format ({limit:.1e})",
-                    _spectrum(values),
+                    _spectrum(group, values * scale),
                 )
             ]
     return []
 
 
-def _query_key(
-    wiring: Wiring, a: Attention, reader: RoleReader, dead: NDArray[np.bool_]
-) -> tuple[tuple[float, ...] | None, list[Exceptional]]:
+def _queries_and_keys(wiring: Wiring, a: Attention, reader: RoleReader) -> tuple[Matrix, Matrix]:
     query_point, key_point = wiring.point_of(a, Role.QUERY), wiring.point_of(a, Role.KEY)
     query_bias = None if a.query_bias is None else reader.read(a.query_bias)
     key_bias = None if a.key_bias is None else reader.read(a.key_bias)
@@ -188,12 +262,22 @@ def _query_key(
         query_point, reader.read(a.query), query_bias, _norm_of(query_point, reader)
     )
     key = seen_through(key_point, reader.read(a.key), key_bias, _norm_of(key_point, reader))
-    found = _unseen(a, query_point, key_point, dead)
+    return query, key
+
+
+def _query_key(
+    wiring: Wiring,
+    a: Attention,
+    reader: RoleReader,
+    query: Matrix,
+    key: Matrix,
+    dead: NDArray[np.bool_],
+    constant: bool,
+) -> tuple[tuple[float, ...] | None, list[Exceptional]]:
+    query_point, key_point = wiring.point_of(a, Role.QUERY), wiring.point_of(a, Role.KEY)
+    found = _unseen(a, query_point, key_point, dead, constant)
     if a.query_norm is not None:
-        return None, found
-    value, segment = wiring.point_of(a, Role.VALUE), wiring.segment_of(a)
-    seen = value.width - value.blind, segment.width - segment.blind
-    found += equal_heads(a, query, key, dead, (key_point.width, *seen))
+        return None, [*found, *_equal_plane_gains(a, reader)]
     if a.rotary is None:
         conditions, more = _plain(a, reader, query, key, key_point, dead)
         return tuple(conditions.reshape(-1).tolist()), [*found, *more]
@@ -214,7 +298,11 @@ def _query_key_generic(
 
 
 def _unseen(
-    a: Attention, query_point: Point, key_point: Point, dead: NDArray[np.bool_]
+    a: Attention,
+    query_point: Point,
+    key_point: Point,
+    dead: NDArray[np.bool_],
+    value_constant: bool,
 ) -> list[Exceptional]:
     """Heads whose value/output product is zero: nobody sees where they attend."""
     found = []
@@ -228,19 +316,26 @@ def _unseen(
             continue
         alive = a.heads_per_group - silent
         if a.query_norm is None:
-            extra = _query_key_generic(
+            extra: int | None = _query_key_generic(
                 a, query_inputs, turned, plain, a.heads_per_group
             ) - _query_key_generic(a, query_inputs, turned, plain, alive)
         else:
             extra = a.key_width * (silent * query_inputs + (turned if not alive else 0))
+            if dead.all() and group == a.groups - 1:
+                # Nobody is left to see the products of the gains.
+                planes = len(a.rotary.planes) if a.rotary else 0
+                extra += 2 * a.key_width - (a.key_width - planes)
         heads = [group * a.heads_per_group + int(h) for h in np.flatnonzero(dead[group])]
+        if value_constant:
+            # A silent head's constant value can be unseen too: no closed form.
+            extra = None
         found.append(
             Exceptional(
                 "silent heads",
                 f"{a.label}, heads {', '.join(map(str, heads))}",
                 extra,
                 "the value/output product is zero, so the queries and keys are not seen",
-                {"heads": heads},
+                {"groups": [group], "heads": heads},
             )
         )
     return found
@@ -261,7 +356,7 @@ def _plain(
     key = key[..., : key_point.width]
     right_query, right_key = _triangular(query), _triangular(key)
     query_inputs = inputs + query.shape[-1] - key_point.width
-    values = np.linalg.svd(right_query @ right_key[:, None].swapaxes(-1, -2), compute_uv=False)
+    values, scale = _product_spectrum(right_query, right_key[:, None])
     values = values[..., : min(width, query_inputs, inputs)]
     conditions = _conditions(values)
     found = []
@@ -272,22 +367,34 @@ def _plain(
         if not heads:
             continue
         stacked = query[group][alive].swapaxes(0, 1).reshape(width, -1)
-        if np.all(np.isfinite(conditions[group][alive])):
-            factors = (stacked, heads * query_inputs), (key[group], inputs)
-            found += _nearly("query/key", a, group, values[group][alive], factors, epsilon)
-            continue
         total = heads * query_inputs
-        query_rank = int(_Factor(_triangular(stacked), total).ranks())
-        key_rank = int(_Factor(right_key[group], inputs).ranks())
+        ranks = full = min(width, total), min(width, inputs)
+        if not np.all(np.isfinite(conditions[group][alive])):
+            ranks = (
+                int(_Factor(_triangular(stacked), total).ranks()),
+                int(_Factor(right_key[group], inputs).ranks()),
+            )
+        if ranks == full:
+            factors = (stacked, total), (key[group], inputs)
+            found += _nearly(
+                "query/key",
+                a,
+                group,
+                values[group][alive],
+                scale[group][alive],
+                factors,
+                epsilon,
+            )
+            continue
         generic = product_coordinates(width, total, inputs)
         found.append(
             Exceptional(
                 "rank-deficient query/key product",
                 f"{a.label}, {_group(a, group)}",
-                generic - seen_rank(query_rank, key_rank, total, inputs),
-                f"query factor of rank {query_rank} and key factor of rank {key_rank} at width "
+                generic - seen_rank(*ranks, total, inputs),
+                f"query factor of rank {ranks[0]} and key factor of rank {ranks[1]} at width "
                 f"{width}",
-                _spectrum(values[group]),
+                _spectrum(group, values[group] * scale[group]),
             )
         )
     return conditions, found
@@ -338,7 +445,7 @@ def _rotary(
                     f"{a.label}, {_group(a, group)}",
                     extra,
                     f"{len(weak)} of {len(planes)} planes have zero queries or zero keys",
-                    {"planes": [int(p) for p in weak]},
+                    {"groups": [group], "planes": [int(p) for p in weak]},
                 )
             )
     return tuple(conditions.reshape(-1).tolist()), found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,7 +54,7 @@ def inspect_neurons(wiring: Wiring, mlp: Mlp, reader: RoleReader) -> list[Except
         found.append(_finding(f"dead neurons (zero {name} row)", mlp, np.flatnonzero(zero), total))
     live = np.flatnonzero(~no_write & ~silent)
     # In a gated MLP neurons with one gate row already mix; else they need the same up row.
-    found += _duplicates(mlp, rows[-1], live, written)
+    found += _duplicates(mlp, down, rows, live, inputs, written)
     return found
 
 
@@ -70,27 +72,50 @@ class _Rows:
             zero &= self.biases == 0
         return np.asarray(zero)
 
-    def equal(self, live: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Sets of exactly equal rows among those in ``live``."""
+    def alike(self, live: NDArray[np.int64], activation: Activation) -> list[NDArray[np.int64]]:
+        """Sets of rows among ``live`` whose neurons compute one function, up to a factor.
+
+        Equal rows; positive multiples in front of a positively homogeneous activation; opposite
+        rows in front of an odd one.
+        """
         probe: NDArray[np.float64] = np.random.default_rng(0).standard_normal(
             (self.weights.shape[1],)
         )
         # In float64 even for narrow weights: few rows then fall together that are not equal.
         sketch = (self.weights.astype(np.float64) @ probe)[live]
-        size = np.sqrt(np.sum(np.square(self.weights), axis=1, dtype=np.float64))[live]
+        size = np.sqrt(np.sum(np.square(self.weights, dtype=np.float64), axis=1))[live]
+        if activation is Activation.HOMOGENEOUS:
+            sketch, size = sketch / np.where(size > 0, size, 1.0), np.ones(len(live))
+        elif activation is Activation.ODD:
+            sketch = np.abs(sketch)
         tolerance = 4 * np.sqrt(probe.size) * np.finfo(float).eps * np.linalg.norm(probe) * size
         sets = []
         for run in close_runs(sketch, tolerance):
-            rows = self.weights[live[run]]
+            rows = self.weights[live[run]].astype(np.float64)
             if self.biases is not None:
                 rows = np.concatenate([rows, self.biases[live[run]][:, None]], axis=1)
-            inverse = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
-            sets += [
-                live[run[inverse == k]]
-                for k in range(int(inverse.max()) + 1)
-                if np.sum(inverse == k) > 1
-            ]
+            sets += [live[run[members]] for members in _same_direction(rows, activation)]
         return sets
+
+
+def _same_direction(rows: NDArray[np.float64], activation: Activation) -> list[NDArray[np.int64]]:
+    """Sets of two or more rows that agree after the activation's own normalisation."""
+    if activation is Activation.ODD:
+        first = rows[np.arange(len(rows)), np.argmax(rows != 0, axis=1)]
+        rows = rows * np.where(first < 0, -1.0, 1.0)[:, None]
+    if activation is not Activation.HOMOGENEOUS:
+        inverse = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+        sets = [np.flatnonzero(inverse == k) for k in range(int(inverse.max()) + 1)]
+        return [members for members in sets if len(members) > 1]
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    left, sets = list(range(len(rows))), []
+    while left:
+        distance = np.abs(rows[left] - rows[left[0]]).max(axis=1)
+        members = [left[k] for k in np.flatnonzero(distance <= 8 * np.finfo(float).eps)]
+        left = [k for k in left if k not in members]
+        if len(members) > 1:
+            sets.append(np.array(members))
+    return sets
 
 
 def _biases(mlp: Mlp) -> list[View | None]:
@@ -144,23 +169,74 @@ def close_runs(
     return [order[start : stop + 1] for start, stop in ends.reshape(-1, 2)]
 
 
-def _duplicates(mlp: Mlp, rows: _Rows, live: NDArray[np.int64], written: int) -> list[Exceptional]:
-    sets = rows.equal(live)
+def _duplicates(
+    mlp: Mlp,
+    down: NDArray[Any],
+    rows: list[_Rows],
+    live: NDArray[np.int64],
+    inputs: list[int],
+    written: int,
+) -> list[Exceptional]:
+    """Neurons that read alike: how they write can move from one to the other."""
+    sets = rows[-1].alike(live, mlp.activation)
     if not sets:
         return []
-    if mlp.gate is not None:
-        extra = sum(len(s) ** 2 - len(s) for s in sets)
-        why = "neurons with one gate row mix by any invertible matrix"
-    else:
-        extra = sum((len(s) - 1) * written for s in sets)
-        why = "only the sum of their down columns is seen"
+    extras = [_shared_freedom(mlp, down[:, s], rows, s, inputs, written) for s in sets]
+    known = [extra for extra in extras if extra is not None]
     count = sum(len(s) for s in sets)
+    why = (
+        "neurons with one gate row mix by any invertible matrix"
+        if mlp.gate is not None
+        else "only the sum of their down columns is seen"
+    )
     return [
         Exceptional(
             "duplicate neurons",
             mlp.label,
-            extra,
-            f"{count:,} neurons in {len(sets):,} sets of equal rows: {why}",
+            sum(known) if len(known) == len(extras) else None,
+            f"{count:,} neurons in {len(sets):,} sets that read alike: {why}",
             {"sets": [s.tolist() for s in sets[:16]]},
         )
     ]
+
+
+def _shared_freedom(
+    mlp: Mlp,
+    down: NDArray[Any],
+    rows: list[_Rows],
+    members: NDArray[np.int64],
+    inputs: list[int],
+    written: int,
+) -> int | None:
+    """Generic coordinates of these neurons less the directions still seen.
+
+    With down columns of rank ``q`` the derivatives of the shared row are seen ``q`` times. A gated
+    set sees the product of its down columns and up rows (ranks ``q`` and ``p``), and the gate's
+    derivatives through ``sum_i (dg_i x)(u_i x) d_i``, known in closed form for independent columns
+    and for parallel ones.
+    """
+    count = len(members)
+    columns = down.astype(np.float64)
+    rank = _rank(columns - columns.mean(axis=0) if written < len(columns) else columns)
+    homogeneous = int(mlp.activation is Activation.HOMOGENEOUS)
+    if mlp.gate is None:
+        generic = count * (inputs[0] + written - homogeneous)
+        return generic - (written + rank * inputs[0] - homogeneous * rank)
+    up = rows[0].weights[members].astype(np.float64)
+    if rows[0].biases is not None:
+        up = np.concatenate([up, rows[0].biases[members][:, None]], axis=1)
+    up_rank = _rank(up)
+    generic = count * (inputs[0] + inputs[1] + written - 1 - homogeneous)
+    product = inputs[0] * rank + written * up_rank - rank * up_rank
+    if rank == count:
+        gate = count * (inputs[1] - homogeneous)
+    elif rank == 1 and inputs[0] == inputs[1]:
+        # Symmetric products of the gate's derivative with the span of the up rows.
+        gate = up_rank * inputs[1] - up_rank * (up_rank - 1) // 2 - homogeneous * up_rank
+    else:
+        return None
+    return generic - product - gate
+
+
+def _rank(matrix: NDArray[np.float64]) -> int:
+    return int(np.linalg.matrix_rank(matrix))

@@ -51,6 +51,7 @@ class RoleReader:
         while self._kept and size + sum(array.nbytes for array in self._kept.values()) > self.keep:
             self._kept.popitem(last=False)
         array = self.source.read_float64(self.stored[name]).reshape(shape)
+        self._refuse_huge(name, array)
         self._checked.add(name)
         if size <= self.keep:
             self._kept[name] = array
@@ -79,8 +80,17 @@ class RoleReader:
             stored = stored.astype(np.float64)
         if not np.isfinite(stored).all():
             self.tensor(name)  # raises, and says how many values are not finite
+        self._refuse_huge(name, stored)
         self._checked.add(name)
         return view.window(stored)
+
+    def _refuse_huge(self, name: str, array: NDArray[Any]) -> None:
+        if array.size and max(abs(float(array.max())), abs(float(array.min()))) > LARGEST_WEIGHT:
+            info = self.source.tensors[self.stored[name]]
+            raise InputError(
+                f"{info.file}: tensor {info.name!r} has values beyond {LARGEST_WEIGHT:g}, whose "
+                "products overflow; use a checkpoint with weights of ordinary size"
+            )
 
     def dtype(self, view: View) -> str:
         """Stored number format of a role."""
@@ -101,6 +111,7 @@ class RoleReader:
                 rows = stored[start : start + step].astype(np.float64)
             bad += rows.size - int(np.count_nonzero(np.isfinite(rows)))
             if not bad:
+                self._refuse_huge(name, rows)
                 yield start, rows
         self._checked.add(name)
         if bad:
@@ -117,6 +128,9 @@ class RoleReader:
                 for _ in self.rows(name):
                     pass
 
+
+LARGEST_WEIGHT = 1e100
+"""Products of larger weights leave float64; no trained weight comes near."""
 
 STORAGE_EPSILON: Mapping[str, float] = {
     "float64": 2.0**-52,
