@@ -80,6 +80,10 @@ def test_positions_labels_and_padding():
     )
     assert roberta["max_position_embeddings"] == 7
     assert roberta["pad_token_id"] == 1
+    far = toy_config({"model_type": "roberta", "pad_token_id": 3})
+    assert far["max_position_embeddings"] == 3 + 1 + 5
+    outside = toy_config({"model_type": "roberta", "pad_token_id": 50264})
+    assert (outside["pad_token_id"], outside["max_position_embeddings"]) == (0, 6)
     labels = {str(index): str(index) for index in range(1000)}
     vit = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "id2label": labels}
     toy = toy_config(vit)

@@ -24,8 +24,8 @@ class ConfigNames:
         Keys of the model width, the number of query heads, layers and MLP neurons.
     positions : str or None
         Key of the number of learned position rows; None when there is no such table.
-    position_offset : int
-        Rows of the position table before the first position that is read.
+    counted_from : str or None
+        Key of the padding token, where positions are counted from one after it.
     """
 
     classes: tuple[str, ...]
@@ -34,7 +34,7 @@ class ConfigNames:
     layers: str = "num_hidden_layers"
     inner: str = "intermediate_size"
     positions: str | None = None
-    position_offset: int = 0
+    counted_from: str | None = None
 
 
 def _decoder(stem: str) -> ConfigNames:
@@ -61,13 +61,13 @@ ARCHITECTURES: Mapping[str, ConfigNames] = {
     "qwen3": _decoder("Qwen3"),
     "gemma": _decoder("Gemma"),
     "bert": ConfigNames(
-        ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"), positions=_POSITIONS
+        ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"),
+        positions=_POSITIONS,
     ),
-    # Positions are counted from the padding id + 1; the usual padding id is 1.
     "roberta": ConfigNames(
         ("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"),
         positions=_POSITIONS,
-        position_offset=2,
+        counted_from="pad_token_id",
     ),
     "distilbert": ConfigNames(
         ("DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification"),
@@ -103,6 +103,15 @@ def model_type_of(config: Mapping[str, object]) -> str:
             f"{', '.join(sorted(ARCHITECTURES))}."
         )
     return model_type
+
+
+def first_position(config: Mapping[str, object]) -> int:
+    """Row of the position table that the first token reads."""
+    key = ARCHITECTURES[model_type_of(config)].counted_from
+    if key is None:
+        return 0
+    padding = config.get(key)
+    return (padding if isinstance(padding, int) else 1) + 1
 
 
 def class_name_of(config: Mapping[str, object]) -> str:

@@ -28,7 +28,9 @@ def _module_class() -> type[Any]:
         def forward(self, inputs: dict[str, Any]) -> Any:
             if self.observable == "hidden":
                 return _hidden(self.model, inputs)
-            logits = self.model(**inputs).logits
+            outputs = self.model(**inputs)
+            # With a second head beside it, the token scores go by a longer name.
+            logits = outputs.get("prediction_logits", outputs.get("logits"))
             if self.observable == "probabilities":
                 return torch.log_softmax(logits, dim=-1)
             return logits

@@ -6,7 +6,12 @@ import copy
 import math
 from collections.abc import Mapping
 
-from fiberscope.checkpoints.twins.architectures import ARCHITECTURES, class_name_of, model_type_of
+from fiberscope.checkpoints.twins.architectures import (
+    ARCHITECTURES,
+    class_name_of,
+    first_position,
+    model_type_of,
+)
 
 # Classes with rotary positions; their head width must hold a rotated plane.
 _ROTARY = ("gpt_neox", "phi", "llama", "mistral", "qwen2", "qwen3", "gemma")
@@ -70,8 +75,6 @@ def toy_config(config: Mapping[str, object], *, layers: int = 2) -> dict[str, ob
         if own_width:
             toy["head_dim"] = head_width
     toy.update({names.width: width, names.heads: heads, names.layers: layers, names.inner: inner})
-    if names.positions is not None:
-        toy[names.positions] = _POSITION_ROWS + names.position_offset
     if rotary:
         _shrink_rotary(toy, model_type)
     if model_type == "phi":
@@ -99,6 +102,8 @@ def toy_config(config: Mapping[str, object], *, layers: int = 2) -> dict[str, ob
         padding = toy.get("pad_token_id")
         if isinstance(padding, int) and padding >= vocabulary:
             toy["pad_token_id"] = 0
+    if names.positions is not None:
+        toy[names.positions] = _POSITION_ROWS + first_position(toy)
     if model_type == "vit" or class_name_of(toy).endswith("ForSequenceClassification"):
         _shrink_labels(toy, full_width, width)
     return toy

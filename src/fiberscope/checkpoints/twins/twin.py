@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.twins.architectures import ARCHITECTURES, class_name_of, model_type_of
+from fiberscope.checkpoints.twins.architectures import (
+    ARCHITECTURES,
+    class_name_of,
+    first_position,
+    model_type_of,
+)
 from fiberscope.checkpoints.twins.bank import input_bank
 from fiberscope.checkpoints.twins.model import (
     build_model,
@@ -250,7 +255,7 @@ def _with_length(config: Mapping[str, object], length: int | None) -> tuple[dict
     if length is None and names.positions is not None and names.positions in raw:
         rows = raw[names.positions]
         if isinstance(rows, int):
-            length = rows - names.position_offset
+            length = rows - first_position(raw)
     length = DEFAULT_LENGTH if length is None else length
     if not 1 <= length <= LARGEST_LENGTH:
         raise InputError(
@@ -258,5 +263,5 @@ def _with_length(config: Mapping[str, object], length: int | None) -> tuple[dict
             f"choose a length from 1 to {LARGEST_LENGTH}, or shrink with toy_config."
         )
     if names.positions is not None:
-        raw[names.positions] = length + names.position_offset
+        raw[names.positions] = length + first_position(raw)
     return raw, length
