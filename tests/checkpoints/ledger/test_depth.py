@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import process_time
+from cProfile import Profile
 
 import pytest
 
@@ -26,14 +26,14 @@ def drawn_up(base, name, key, layers):
 
 @pytest.mark.parametrize(("base", "name", "key"), DEEP)
 def test_the_work_grows_like_the_depth(base, name, key):
-    def seconds(layers):
-        start = process_time()
-        drawn_up(base, name, key, layers)
-        return process_time() - start
+    def calls(layers):
+        with Profile() as profile:
+            drawn_up(base, name, key, layers)
+        return sum(entry.callcount for entry in profile.getstats())
 
-    few, many = min(seconds(100) for _ in range(3)), seconds(1000)
-    # Linear work takes 10 times as long, quadratic work 100 times.
-    assert many < 35 * few
+    few, many = calls(50), calls(400)
+    # Linear work takes 8 times as many calls, quadratic work 64 times.
+    assert many < 9 * few
 
 
 @pytest.mark.parametrize(("base", "name", "key"), DEEP)

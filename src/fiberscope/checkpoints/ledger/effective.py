@@ -96,8 +96,7 @@ def _attention(wiring: Wiring, a: Attention) -> int:
 
 def _absorbed(wiring: Wiring, a: Attention, segment: Segment) -> bool:
     """Whether biases are added to the segment in the step in which the attention writes."""
-    added = wiring.reader_of(a, Role.VALUE).absorbing_biases
-    return any(layer == a.layer and biases == added for layer, biases in segment.biases)
+    return (a.layer, wiring.reader_of(a, Role.VALUE).absorbing_biases) in segment.biases
 
 
 def _tables(wiring: Wiring) -> int:
