@@ -16,11 +16,11 @@ from fiberscope.report.mechanisms import CATALOGUE
 from fiberscope.report.numerals import count, order, share
 from fiberscope.report.sentences import (
     NO_WEIGHTS,
-    NOTHING_EXCEPTIONAL,
     UPPER_BOUND,
     approximate_sentence,
     architecture_line,
     headline,
+    nothing_exceptional,
     observable_words,
     plain_approximate,
     slow_planes_sentence,
@@ -205,7 +205,7 @@ def _weights(report: InspectionReport) -> str:
             "numbers above.</p>"
         )
     elif not slow:
-        parts.append(f"<p>{escape(NOTHING_EXCEPTIONAL)}</p>")
+        parts.append(f"<p>{escape(nothing_exceptional(weights))}</p>")
     if slow:
         parts.append(f"<p>{escape(slow)}</p>")
     exceptional = _section("What is exceptional about these weights", "", "".join(parts))

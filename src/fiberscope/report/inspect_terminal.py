@@ -19,11 +19,11 @@ from fiberscope.report.mechanisms import CATALOGUE, ELEMENTARY
 from fiberscope.report.numerals import count, order, share
 from fiberscope.report.sentences import (
     NO_WEIGHTS,
-    NOTHING_EXCEPTIONAL,
     UPPER_BOUND,
     approximate_sentence,
     architecture_line,
     headline,
+    nothing_exceptional,
     observable_words,
     plain_approximate,
     slow_planes_sentence,
@@ -170,7 +170,7 @@ def _weights(report: InspectionReport, console: Console) -> None:
         return
     _title("What is exceptional about these weights", console)
     if not weights.exceptional and not slow:
-        console.print(Text(NOTHING_EXCEPTIONAL))
+        console.print(Text(nothing_exceptional(weights)))
     if weights.exceptional:
         table = _table(("adds", True), ("finding", False), ("where", False))
         for group in grouped(weights.exceptional):

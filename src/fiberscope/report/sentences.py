@@ -23,6 +23,16 @@ NOTHING_EXCEPTIONAL = (
     "Nothing: no rank-deficient or nearly deficient head, no dead or duplicate neuron, no zero or "
     "identical row, no zero gain, no equal gains that let the stream turn."
 )
+NOTHING_EXCEPTIONAL_NORMALISED = (
+    NOTHING_EXCEPTIONAL + " Queries and keys are normalised here: of them only gains and silent "
+    "heads were examined."
+)
+
+
+def nothing_exceptional(weights: WeightFindings) -> str:
+    """What was looked for in vain; normalised queries and keys have no product to examine."""
+    normalised = any(heads.query_key is None for heads in weights.conditioning)
+    return NOTHING_EXCEPTIONAL_NORMALISED if normalised else NOTHING_EXCEPTIONAL
 
 
 def observable_words(observable: Observable) -> str:
