@@ -196,12 +196,15 @@ def run(draws: int, seed: int) -> dict[str, Any]:
         effective = found.parameters - found.effective
         numbers = (found.undetermined, routes.union, effective, routes.nullity)
         acting = routes.worst_action < 1e-9 and routes.worst_tangent < 1e-10
-        if len(set(numbers)) == 1 and acting and not routes.wrong_dimensions:
+        # A mechanism may move more directions than it adds to the others, never fewer.
+        acting &= all(rank >= dimension for _, rank, dimension in routes.wrong_dimensions)
+        if len(set(numbers)) == 1 and acting:
             outcome = "agree"
         elif not found.is_exact and found.undetermined <= routes.nullity and acting:
             outcome = "explained by a failing condition"
         else:
             outcome = "DISAGREE"
+            print(f"DISAGREE: {observable} {describe(config)} {numbers}", file=sys.stderr)
             problems.append(
                 f"{observable} {describe(config)}: ledger, tangents, effective, twin = {numbers}; "
                 f"action {routes.worst_action:.1e}, {routes.wrong_dimensions}"

@@ -46,6 +46,12 @@ def three_routes(config: Mapping[str, object], observable: str, seed: int = 0) -
     jacobian, columns = twin.jacobian()
     assert [name for name, _ in columns] == list(space.shapes)
     nullity = rank_of(jacobian)
+    if nullity.nullity != found.undetermined:
+        # More inputs can only lower a nullity: the default bank may not have saturated.
+        twin = build_twin(config, observable, seed, epsilon=1e-2, inputs=4 * twin.sequences)
+        assert all(np.array_equal(twin.parameters[n], parameters[n]) for n in parameters)
+        jacobian, columns = twin.jacobian()
+        nullity = rank_of(jacobian)
     reference = twin.observe(parameters)
     scale = float(np.abs(reference).max())
     rng = np.random.default_rng(seed + 1)
