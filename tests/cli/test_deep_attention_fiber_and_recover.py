@@ -85,3 +85,27 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], sen
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (3, "")
     assert sentence in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "-1", "1", "inf"])
+def test_tolerances_that_mean_nothing(
+    capsys: pytest.CaptureFixture[str], weights: str, tolerance: str
+) -> None:
+    code, out, err = run(capsys, "fiber", "deep-attention", weights, "--tolerance", tolerance)
+    assert (code, out) == (3, "")
+    assert "from 0 to below 1" in err and len(err.strip().splitlines()) == 1
+
+
+def test_files_that_are_no_npz(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "garbage.npz").write_bytes(bytes(range(256)) * 8)
+    np.save(tmp_path / "single.npy", np.eye(2))
+    np.savez(tmp_path / "objects.npz", L=np.array([[None]]), M1=np.eye(1))
+    (tmp_path / "empty.npz").write_bytes(b"")
+    np.savez(tmp_path / "cut.npz", L=np.eye(40), M1=np.eye(40))
+    whole = (tmp_path / "cut.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    for name in ("garbage.npz", "single.npy", "objects.npz", "empty.npz", "cut.npz"):
+        code, out, err = run(capsys, "fiber", "deep-attention", str(tmp_path / name))
+        assert (code, out) == (3, "")
+        assert "is not an npz file" in err and "numpy.savez" in err
+        assert "pickle" not in err and len(err.strip().splitlines()) == 1

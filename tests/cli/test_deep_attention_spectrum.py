@@ -69,6 +69,12 @@ def test_files_plot_and_warning(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--t", "0.1", "--inputs", "0"], "--inputs must be positive"),
         (["--t", "0.1", "--noise", "0"], "--noise must be positive"),
         (["--t", "0.1", "--bank", "missing.npz"], "there is no such file"),
+        (["--t", "0.1", "--input-scale", "nan"], "must be positive, got nan"),
+        (["--t", "0.1", "--input-scale", "-1"], "must be positive, got -1"),
+        (["--t", "0.1", "--design", "known", "--inputs", "3"], "design at least 5 inputs"),
+        (["--t", "0.1", "--design", "known", "--input-norm", "nan"], "must be positive, got nan"),
+        (["--t", "0.1", "--design", "unknown", "--input-norm", "0"], "must be positive, got 0"),
+        (["--t", "0.1", "--digits", "0"], "--digits must be positive"),
         (["--exact-orders", "--plot", "x.png"], "a plot needs points"),
     ],
 )
@@ -76,3 +82,21 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], sen
     code, out, err = run(capsys, *SMALL, *arguments)
     assert (code, out) == (3, "")
     assert sentence in err
+
+
+@pytest.mark.parametrize("kind", ["identical", "zero", "one nonzero"])
+def test_banks_that_cannot_separate_are_named_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
+) -> None:
+    drawn = np.random.default_rng(0).standard_normal((12, 3, 2))
+    if kind == "identical":
+        drawn[:] = drawn[0]
+    elif kind == "zero":
+        drawn[:] = 0
+    else:
+        drawn[1:] = 0
+    np.savez(tmp_path / "bank.npz", X=drawn)
+    code, out, err = run(capsys, *SMALL, "--t", "0.1", "--bank", str(tmp_path / "bank.npz"))
+    assert (code, out) == (3, "")
+    assert "the bank cannot separate although other banks do; give at least 5 inputs" in err
+    assert "spectrum at t" not in err

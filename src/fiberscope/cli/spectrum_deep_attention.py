@@ -79,6 +79,8 @@ def command(as_json: bool, plot_file: Path | None, **given: Any) -> None:
         raise InputError(f"{plot_file} exists: give another name, or move it away")
     if given["t_list"] is None and not given["exact_orders"]:
         raise InputError("give --t with one or more points, or --exact-orders, or both")
+    if given["digits"] < 1:
+        raise InputError(f"--digits must be positive, got {given['digits']}")
     points = _points(given["t_list"])
     if plot_file is not None and not points:
         raise InputError("a plot needs points: give --t")
@@ -208,6 +210,12 @@ def _orders(
             raise InputError(
                 f"{invisible}: the bank cannot separate; give at least {smallest.size} inputs"
             )
+        if given["t_list"] is not None and _fault_of_bank(path, smallest.size, given["seed"]):
+            # Singular values that are zero beyond the known kernel can never be enclosed.
+            raise InputError(
+                f"{invisible}: the bank cannot separate although other banks do; give at least "
+                f"{smallest.size} inputs in general position, all different and nonzero"
+            )
         warnings.append(f"{invisible}: higher orders, or freedom that is not known")
     if dict(found.multiplicities) != dict(smallest.orders):
         warnings.append(
@@ -215,6 +223,14 @@ def _orders(
             f"be; the smallest generic bank has {smallest.size} inputs"
         )
     return dict(found.multiplicities), "exact orders", warnings
+
+
+def _fault_of_bank(path: ContactPath, size: int, seed: int) -> bool:
+    """Whether a random bank resolves every order along the path that a given bank leaves open."""
+    if path.architecture.layer_norm:
+        return False
+    bank = random_bank(path.architecture, size, np.random.default_rng([seed, 2]))
+    return exact_orders(residue_path(path, bank.inputs)).resolved
 
 
 def _answer(

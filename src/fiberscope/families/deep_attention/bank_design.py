@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
 from fiberscope.families.deep_attention.architecture import Architecture
-from fiberscope.families.deep_attention.banks import has_leading_frame, leading_frame
+from fiberscope.families.deep_attention.banks import (
+    counting_bound,
+    has_leading_frame,
+    leading_frame,
+)
 from fiberscope.families.deep_attention.family import InputBank
 from fiberscope.families.deep_attention.paths import ContactPath
 from fiberscope.numbers import Dual
@@ -171,9 +175,19 @@ def designed_bank(
         Ascent steps, and independent starts of which the best is kept.
     random_banks
         Random banks for comparison.
+
+    Raises
+    ------
+    InputError
+        If the norm is not positive, or fewer inputs are asked for than any separating bank has.
     """
     architecture = paths[0].architecture
     _require(architecture)
+    if not (np.isfinite(norm) and norm > 0):
+        raise InputError(f"the norm of designed inputs must be positive, got {norm}")
+    least = counting_bound(architecture)
+    if size < least:
+        raise InputError(f"no bank of {size} inputs can separate: design at least {least} inputs")
     bands = [_LastBand(architecture, float64_directions(path)) for path in paths]
     shape = (size, architecture.tokens, architecture.widths[0])
 

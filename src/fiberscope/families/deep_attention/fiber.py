@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fiberscope.errors import InputError
 from fiberscope.families.deep_attention.effective import EffectiveParameters
 from fiberscope.families.deep_attention.hypotheses import ScoreFacts, all_facts
 from fiberscope.families.deep_attention.local_evidence import LocalEvidence, local_evidence
@@ -127,7 +128,14 @@ def classify_fiber(
         Compute certified local bounds also where a theorem applies.
     seed
         Seeds their random inputs.
+
+    Raises
+    ------
+    InputError
+        If the tolerance is not in ``[0, 1)``.
     """
+    if not 0 <= tolerance < 1:
+        raise InputError(f"the tolerance is a share of a score, from 0 to below 1, not {tolerance}")
     chosen = tuple(normalizers)
     facts = all_facts(effective, chosen, tolerance)
     depth, width = effective.depth, effective.width

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
@@ -119,7 +122,9 @@ def random_path(
 def random_bank(
     architecture: Architecture, size: int, rng: np.random.Generator, scale: float = 0.6
 ) -> InputBank:
-    """Inputs with normal entries of deviation ``scale``."""
+    """Inputs with normal entries of deviation ``scale``, a positive number."""
+    if not (np.isfinite(scale) and scale > 0):
+        raise InputError(f"the deviation of random inputs must be positive, got {scale}")
     shape = (size, architecture.tokens, architecture.widths[0])
     return InputBank.of(scale * rng.standard_normal(shape))
 
@@ -162,12 +167,23 @@ def load_arrays(file: str) -> dict[str, NDArray[np.float64]]:
         If the file is missing, not an npz file, or holds anything but finite numbers.
     """
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        with Path(file).open("rb") as handle:
+            stored = np.load(handle, allow_pickle=False)
+            if not isinstance(stored, NpzFile):
+                raise InputError(
+                    f"{file} is not an npz file but a single array: write named arrays with "
+                    "numpy.savez"
+                )
+            with stored:
+                arrays = {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         raise InputError(f"{file}: there is no such file") from None
-    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise InputError(f"{file} is not an npz file of numbers: {error}") from None
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile, zlib.error):
+        # NumPy's own words advise loading pickles, which can run code: leave them out.
+        raise InputError(
+            f"{file} is not an npz file of numeric arrays that can be read: write it with "
+            "numpy.savez"
+        ) from None
     for name, value in arrays.items():
         if value.dtype.kind not in "iuf" or not np.all(np.isfinite(value)):
             raise InputError(f"{file}: {name} must hold finite real numbers")
