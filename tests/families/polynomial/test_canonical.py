@@ -364,3 +364,39 @@ def test_cancelling_neurons_are_not_called_the_same_as_none():
     twins = [[1.0, 2.0], [1.0, 2.0], [1.0, 0.0]]
     found = compare_networks(rounded([twins, [[3.0, -3.0, 1.0]]], 3), second)
     assert found.outcome is Outcome.SAME
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e-4])
+def test_small_squares_are_not_lost_in_a_quadratic_form(size):
+    """The second square is 1e-14 or 1e-8 of the first, and twice as large in one network."""
+    rows = [[1.0, 2.0], [size, -3 * size]]
+    first, second = rounded([rows, [[1, 1]]], 2), rounded([rows, [[1, 2]]], 2)
+    assert compare_networks(first, second).outcome is not Outcome.SAME
+
+
+@pytest.mark.parametrize(
+    ("widths", "degree", "activation", "bias"),
+    [
+        ((2, 2, 1), 2, "monomial", False),
+        ((3, 2, 1), 2, "monomial", True),
+        ((2, 3, 2), 3, "monomial", False),
+        ((2, 2, 2, 1), None, "z^4+z^2+1", True),
+        ((3, 3, 2), None, "z^3+z", False),
+    ],
+)
+def test_a_changed_neuron_is_never_the_same(widths, degree, activation, bias):
+    """One weight changed by a share of itself, in a neuron of any size."""
+    family = PolynomialNetwork(Architecture.build(widths, degree, activation=activation, bias=bias))
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        point = family.generic(rng)
+        neuron = int(rng.integers(widths[1]))
+        point["W1"][neuron] *= 10.0 ** -int(rng.integers(0, 9))
+        changed = {name: array.copy() for name, array in point.items()}
+        factor = 1 + 10.0 ** -int(rng.integers(1, 6))
+        if seed % 2:
+            changed["W1"][neuron, 0] *= factor
+        else:
+            changed["W2"][0, neuron] *= factor
+        pair = [WeightedNetwork(family, weights, False) for weights in (point, changed)]
+        assert compare_networks(*pair).outcome is not Outcome.SAME

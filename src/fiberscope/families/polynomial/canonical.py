@@ -35,6 +35,9 @@ tell; so is a neuron that contributes less than the tolerance of what its layer 
 
 _KEY_DIGITS = 9
 
+_FORM_SHARE = 1e-2
+"""float64: a quadratic form stands for its squares only if each has this share of the largest."""
+
 Moves = tuple[tuple[Symmetry, Element], ...]
 
 
@@ -57,9 +60,9 @@ class CanonicalForm:
         removed or the last layer was decomposed, which no group element does.
     ties
         float64 only: places where the choice of an entry or an order is within rounding.
-    cancelled
-        float64 only: outgoing weights of merged neurons cancelled, so that rounding, and what
-        tells the merged rows apart, may be all that is left of them.
+    lossy
+        float64 only: outgoing weights of merged neurons cancelled, or a quadratic form was added up
+        from neurons of very different size, so rounding may hide what a neuron does.
     """
 
     parameters: dict[str, NDArray[Any]]
@@ -70,7 +73,7 @@ class CanonicalForm:
     rotated: bool
     moves: Moves | None
     ties: tuple[str, ...]
-    cancelled: bool = False
+    lossy: bool = False
 
 
 def canonical_form(
@@ -111,7 +114,7 @@ class _Reduction:
     )
     moves: list[tuple[Symmetry, Element]] = field(default_factory=list)
     ties: list[str] = field(default_factory=list)
-    cancelled: bool = False
+    lossy: bool = False
     rotated: bool = False
 
     def __post_init__(self) -> None:
@@ -148,7 +151,7 @@ class _Reduction:
             rotated=self.rotated,
             moves=tuple(self.moves) if kept else None,
             ties=tuple(dict.fromkeys(self.ties)),
-            cancelled=self.cancelled,
+            lossy=self.lossy,
         )
 
     def keep(self, layer: int, kept: Sequence[int], reason: str) -> bool:
@@ -269,7 +272,7 @@ class _Reduction:
         total: NDArray[Any] = first + second
         if not self.exact:
             sizes = np.abs(first) + np.abs(second)
-            self.cancelled |= bool((np.abs(total) < DISTINCT * sizes).any())
+            self.lossy |= bool((np.abs(total) < DISTINCT * sizes).any())
             total[np.abs(total) <= TOLERANCE * sizes] = 0.0
         return total
 
@@ -306,6 +309,9 @@ class _Reduction:
         if len(rows) < 2:
             return False
         self.rotated = True
+        if not self.exact:
+            sigma = self.family.activations[layer]
+            self.lossy |= bool(negligible(sigma, rows, outgoing[None, :], _FORM_SHARE))
         form = (rows.T * outgoing) @ rows
         found, weights = quadratic_decomposition(form, len(rows), self.exact)
         gone = len(rows) - len(found)
@@ -336,8 +342,10 @@ def distance(first: NDArray[Any], second: NDArray[Any]) -> float:
     return float(np.abs(first - second).max(initial=0.0)) / scale if scale else 0.0
 
 
-def negligible(sigma: Polynomial, rows: NDArray[Any], columns: NDArray[Any]) -> list[int]:
-    """Neurons, not zero, that contribute less than rounding to what their layer contributes.
+def negligible(
+    sigma: Polynomial, rows: NDArray[Any], columns: NDArray[Any], share: float = TOLERANCE
+) -> list[int]:
+    """Neurons, not zero, that contribute less than a share of what their layer contributes.
 
     At inputs of size one, by absolute values: ``sum_i |a_i| |row|^i |outgoing|`` over ``i >= 1``.
     Each neuron's rescalings leave this number alone.
@@ -349,7 +357,7 @@ def negligible(sigma: Polynomial, rows: NDArray[Any], columns: NDArray[Any]) -> 
         for exponent in sigma.exponents - {0}:
             size = abs(float(sigma.coefficients[exponent]))
             logs = np.logaddexp(logs, np.log(size) + exponent * np.log(sizes) + np.log(out))
-        small = np.isfinite(logs) & (logs < logs.max(initial=-np.inf) + np.log(TOLERANCE))
+        small = np.isfinite(logs) & (logs < logs.max(initial=-np.inf) + np.log(share))
     return [int(neuron) for neuron in np.flatnonzero(small)]
 
 

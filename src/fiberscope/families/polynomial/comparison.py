@@ -137,7 +137,7 @@ def compare_networks(
     reason = relation.value
     if exact:
         certainty = _exact_identity(first, second, rng)
-    elif relation is Relation.REDUCTION and not any(form.cancelled for form in forms):
+    elif relation is Relation.REDUCTION and not any(form.lossy for form in forms):
         certainty = numerical
     else:
         # Every float is a rational number: the stored numbers can be compared exactly.
@@ -284,7 +284,9 @@ def _same_form(first: CanonicalForm, second: CanonicalForm, exact: bool) -> bool
     return True
 
 
-def _agree(first: NDArray[Any], second: NDArray[Any], exact: bool) -> bool:
+def _agree(
+    first: NDArray[Any], second: NDArray[Any], exact: bool, within: float = SAME_WITHIN
+) -> bool:
     """Equality; in float64 every entry at the scale of its own row and its own column."""
     if exact:
         return bool((first == second).all())
@@ -294,7 +296,7 @@ def _agree(first: NDArray[Any], second: NDArray[Any], exact: bool) -> bool:
             sizes.max(axis=1, keepdims=True, initial=0.0),
             sizes.max(axis=0, keepdims=True, initial=0.0),
         )
-    return bool((np.abs(first - second) <= SAME_WITHIN * sizes).all())
+    return bool((np.abs(first - second) <= within * sizes).all())
 
 
 def find_witness(family: PolynomialNetwork, first: Parameters, second: Parameters) -> Moves | None:
@@ -312,11 +314,26 @@ def find_witness(family: PolynomialNetwork, first: Parameters, second: Parameter
         if middle is not None:
             candidates.append((*head, *middle, *tail))
     for witness in candidates:
-        with np.errstate(all="ignore"):
-            moved = Comparison(Outcome.SAME, witness).carry(first)
-        if all(_agree(moved[name], second[name], exact) for name in family.space.shapes):
+        # Both ways: a rotation can hide a small neuron among large ones. On the way back the
+        # rounding of the way there counts as well.
+        if _carries(family, witness, first, second, exact, SAME_WITHIN) and (
+            exact or _carries(family, _undo(witness), second, first, exact, DIFFERENT_BEYOND)
+        ):
             return witness
     return None
+
+
+def _carries(
+    family: PolynomialNetwork,
+    moves: Moves,
+    first: Parameters,
+    second: Parameters,
+    exact: bool,
+    within: float,
+) -> bool:
+    with np.errstate(all="ignore"):
+        moved = Comparison(Outcome.SAME, moves).carry(first)
+    return all(_agree(moved[name], second[name], exact, within) for name in family.space.shapes)
 
 
 def _undo(moves: Moves) -> Moves:
