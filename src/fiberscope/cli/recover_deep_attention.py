@@ -13,10 +13,10 @@ from rich.table import Table
 from fiberscope.cli.deep_attention_options import chosen_normalizers, load_object
 from fiberscope.errors import InputError
 from fiberscope.families.deep_attention import deep_attention_architecture
+from fiberscope.families.deep_attention.checked_oracle import Oracle
 from fiberscope.families.deep_attention.effective import load_network
 from fiberscope.families.deep_attention.normalizers import Normalizer
 from fiberscope.families.deep_attention.recovery import (
-    Oracle,
     RecoveredNetwork,
     network_oracle,
     recover,

@@ -372,7 +372,7 @@ def _open(
         status=Status.BOUNDED,
         theorem=f"none: {reason}",
         hypotheses=checks,
-        fiber=f"{known}; open: whether {_layers(undecided)} are determined.",
+        fiber=f"{known}; open: whether the function determines {_layers(undecided)}.",
         readout_determined=True,
         determined_scores=tuple(range(1, determined + 1)),
         free_signs=signs,
