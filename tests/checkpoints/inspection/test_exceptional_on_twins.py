@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from fiberscope.analysis import rank_of
 from fiberscope.checkpoints.inspection import inspect
 from fiberscope.checkpoints.twins import build_twin
-from tests.checkpoints.ledger.toys import gpt2, llama, neox
+from tests.checkpoints.ledger.toys import gpt2, llama, neox, t5
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -288,3 +288,14 @@ def test_generic_weights_have_nothing_exceptional(tmp_path):
     report = inspect(tmp_path)
     assert report.weights.exceptional == ()
     assert all(np.isfinite(c.value_output).all() for c in report.weights.conditioning)
+
+
+def test_a_silent_head_whose_position_column_nobody_else_reads_has_no_stated_dimension(tmp_path):
+    config = t5()
+    twin = build_twin(config, "logits", 0)
+    parameters = {name: value.copy() for name, value in twin.parameters.items()}
+    parameters["decoder.block.0.layer.0.SelfAttention.o.weight"][:, :2] = 0.0
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(parameters, tmp_path / "model.safetensors")
+    found = {e.kind: e.extra_dimension for e in inspect(tmp_path, "logits").weights.exceptional}
+    assert found["silent heads"] is None

@@ -7,7 +7,6 @@ pair the kernel is larger than at a generic one by the difference of these ranks
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,51 +14,20 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Attention
 from fiberscope.checkpoints.inspection.equal_heads import Heads, equal_heads
+from fiberscope.checkpoints.inspection.factors import (
+    Factor,
+    Matrix,
+    conditions_of,
+    product_spectrum,
+    resolution,
+    seen_rank,
+    seen_through,
+    triangular,
+)
 from fiberscope.checkpoints.inspection.finding import Exceptional, HeadConditioning
 from fiberscope.checkpoints.inspection.roles import RoleReader, storage_epsilon
 from fiberscope.checkpoints.ledger.effective import product_coordinates
 from fiberscope.checkpoints.ledger.wiring import Point, Role, Wiring
-
-Matrix = NDArray[np.float64]
-
-
-def seen_rank(left_rank: int, right_rank: int, left: int, right: int) -> int:
-    """Rank of the derivative of ``A^T B`` at factors of the given ranks and input widths."""
-    return left * right_rank + right * left_rank - left_rank * right_rank
-
-
-@dataclass(frozen=True)
-class _Factor:
-    """Triangular factors and ranks of stacked matrices ``(copies, r, inputs)``."""
-
-    triangular: NDArray[np.float64]
-    inputs: int
-
-    def ranks(self) -> NDArray[np.int64]:
-        values = np.linalg.svd(self.triangular, compute_uv=False)
-        tolerance = np.finfo(float).eps * max(self.triangular.shape[-1], self.inputs)
-        return np.sum(values > tolerance * values[..., :1], axis=-1) * (values[..., 0] > 0)
-
-
-def _triangular(factors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """R with ``F^T = Q R`` for each ``F`` of shape ``(..., r, inputs)``."""
-    return np.asarray(np.linalg.qr(factors.swapaxes(-1, -2), mode="r"))
-
-
-def seen_through(
-    point: Point, weight: Matrix, bias: Matrix | None, norm: tuple[Matrix, Matrix | None]
-) -> Matrix:
-    """A reader as a map of the normalised vector and, in a last column, the constant 1."""
-    gain, norm_bias = norm
-    folded = weight * gain
-    if point.blind:
-        folded = folded - folded.mean(axis=-1, keepdims=True)
-    if bias is None and norm_bias is None:
-        return folded
-    constant = np.zeros(weight.shape[:-1]) if norm_bias is None else weight @ norm_bias
-    if bias is not None:
-        constant = constant + bias
-    return np.concatenate([folded, constant[..., None]], axis=-1)
 
 
 def inspect_heads(
@@ -94,33 +62,6 @@ def _norm_of(point: Point, reader: RoleReader) -> tuple[Matrix, Matrix | None]:
     return reader.gain(point.norm, point.width), None if bias is None else reader.read(bias)
 
 
-def _product_spectrum(left: Matrix, right: Matrix) -> tuple[Matrix, Matrix]:
-    """Singular values of ``left @ right^T`` over the product of the factors' norms, and that.
-
-    What is zero must be judged against the factors: the product of factors on complementary
-    subspaces is nothing but rounding, whose own largest value says nothing.
-    """
-    scaled, scale = [], np.ones(1)
-    for factor in (left, right):
-        size = np.linalg.norm(factor, axis=(-2, -1), keepdims=True)
-        scaled.append(factor / np.where(size > 0, size, 1.0))
-        scale = scale * size[..., 0]
-    values = np.linalg.svd(scaled[0] @ scaled[1].swapaxes(-1, -2), compute_uv=False)
-    return np.asarray(values), scale
-
-
-def _resolution(values: NDArray[Any]) -> float:
-    """Rounding of a product of factors of norm one."""
-    return 4 * float(np.finfo(float).eps) * float(values.shape[-1])
-
-
-def _conditions(values: NDArray[Any]) -> Matrix:
-    """Largest over smallest singular value; infinite below float64's resolution."""
-    largest, smallest = values[..., 0], values[..., -1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(smallest > _resolution(values), largest / smallest, np.inf)
-
-
 def _value_output(
     a: Attention,
     reader: RoleReader,
@@ -129,15 +70,15 @@ def _value_output(
     seen: tuple[int, int],
     constant: bool,
 ) -> tuple[tuple[float, ...], NDArray[np.bool_], list[Exceptional]]:
-    right_value, right_output = _triangular(value), _triangular(output)
+    right_value, right_output = triangular(value), triangular(output)
     # Singular values of O_h^T V_g from the triangular factors: r x r, never d x d.
     left, right = seen
     # Behind a LayerNorm a head as wide as the model has fewer generic singular values than rows.
     generic_rank = min(a.value_width, left, right)
-    values, scale = _product_spectrum(right_value[:, None], right_output)
+    values, scale = product_spectrum(right_value[:, None], right_output)
     values = values[..., :generic_rank]
-    dead = values[..., 0] <= _resolution(values)
-    conditions = _conditions(values)
+    dead = values[..., 0] <= resolution(values)
+    conditions = conditions_of(values)
     found = []
     epsilon = max(storage_epsilon(reader.dtype(a.value)), storage_epsilon(reader.dtype(a.output)))
     stacked = output.swapaxes(1, 2).reshape(a.groups, a.value_width, -1)
@@ -146,8 +87,8 @@ def _value_output(
         ranks = full = min(a.value_width, left), min(a.value_width, total)
         if not np.all(np.isfinite(conditions[group])):
             ranks = (
-                int(_Factor(right_value[group], left).ranks()),
-                int(_Factor(_triangular(stacked[group]), total).ranks()),
+                int(Factor(right_value[group], left).ranks()),
+                int(Factor(triangular(stacked[group]), total).ranks()),
             )
         if ranks == full:
             factors = (value[group], left), (stacked[group], total)
@@ -236,7 +177,7 @@ def _nearly(
         return []
     for factor, independent in factors:
         width, inputs = factor.shape
-        spectrum = np.linalg.svd(_triangular(factor), compute_uv=False)
+        spectrum = np.linalg.svd(triangular(factor), compute_uv=False)
         smallest = float(spectrum[min(width, independent) - 1])
         rms = float(np.sqrt(np.mean(factor**2)))
         limit = rms * (np.sqrt(width) + np.sqrt(inputs)) * epsilon / np.sqrt(12)
@@ -275,7 +216,12 @@ def _query_key(
     constant: bool,
 ) -> tuple[tuple[float, ...] | None, list[Exceptional]]:
     query_point, key_point = wiring.point_of(a, Role.QUERY), wiring.point_of(a, Role.KEY)
-    found = _unseen(a, query_point, key_point, dead, constant)
+    # A silent head also hides its column of a position table that no other layer reads.
+    only_reader = a.position_table is not None and not any(
+        other is not a and other.memory is None and wiring.segment_of(other) is wiring.segment_of(a)
+        for other in wiring.attentions
+    )
+    found = _unseen(a, query_point, key_point, dead, constant or only_reader)
     if a.query_norm is not None:
         return None, [*found, *_equal_plane_gains(a, reader)]
     if a.rotary is None:
@@ -302,7 +248,7 @@ def _unseen(
     query_point: Point,
     key_point: Point,
     dead: NDArray[np.bool_],
-    value_constant: bool,
+    more_hidden: bool,
 ) -> list[Exceptional]:
     """Heads whose value/output product is zero: nobody sees where they attend."""
     found = []
@@ -326,8 +272,8 @@ def _unseen(
                 planes = len(a.rotary.planes) if a.rotary else 0
                 extra += 2 * a.key_width - (a.key_width - planes)
         heads = [group * a.heads_per_group + int(h) for h in np.flatnonzero(dead[group])]
-        if value_constant:
-            # A silent head's constant value can be unseen too: no closed form.
+        if more_hidden:
+            # A constant of the values, or a position column, can be unseen too: no closed form.
             extra = None
         found.append(
             Exceptional(
@@ -354,11 +300,11 @@ def _plain(
     width = key.shape[1]
     # The constant of a key is the same for all keys: softmax cancels it.
     key = key[..., : key_point.width]
-    right_query, right_key = _triangular(query), _triangular(key)
+    right_query, right_key = triangular(query), triangular(key)
     query_inputs = inputs + query.shape[-1] - key_point.width
-    values, scale = _product_spectrum(right_query, right_key[:, None])
+    values, scale = product_spectrum(right_query, right_key[:, None])
     values = values[..., : min(width, query_inputs, inputs)]
-    conditions = _conditions(values)
+    conditions = conditions_of(values)
     found = []
     epsilon = max(storage_epsilon(reader.dtype(a.query)), storage_epsilon(reader.dtype(a.key)))
     for group in range(a.groups):
@@ -371,8 +317,8 @@ def _plain(
         ranks = full = min(width, total), min(width, inputs)
         if not np.all(np.isfinite(conditions[group][alive])):
             ranks = (
-                int(_Factor(_triangular(stacked), total).ranks()),
-                int(_Factor(right_key[group], inputs).ranks()),
+                int(Factor(triangular(stacked), total).ranks()),
+                int(Factor(right_key[group], inputs).ranks()),
             )
         if ranks == full:
             factors = (stacked, total), (key[group], inputs)
@@ -417,7 +363,7 @@ def _rotary(
     key_size = np.sqrt(np.sum(key[..., planes, :] ** 2, axis=(-1, -2)))
     strengths = query_size * key_size[:, None]
     ordered = -np.sort(-strengths, axis=-1)
-    conditions = _conditions(ordered)
+    conditions = conditions_of(ordered)
     found: list[Exceptional] = []
     if rest:
         plain, found = _plain(a, reader, query[:, :, rest], key[:, rest], key_point, dead)
