@@ -7,12 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fiberscope.checkpoints.architecture.matching import Matching, match
+from fiberscope.checkpoints.architecture.matching import Matching
 from fiberscope.checkpoints.architecture.program import Observable
-from fiberscope.checkpoints.architecture.registry import architecture
-from fiberscope.checkpoints.formats import Checkpoint, open_checkpoint
 from fiberscope.checkpoints.formats.source import WeightSource
 from fiberscope.checkpoints.inspection.breaking import Breaking, breakings
 from fiberscope.checkpoints.inspection.finding import Exceptional, HeadConditioning, Leftover
@@ -25,7 +21,7 @@ from fiberscope.checkpoints.inspection.slow_planes import SlowPlanes, slow_plane
 from fiberscope.checkpoints.inspection.tables import inspect_tables
 from fiberscope.checkpoints.ledger import Condition, Ledger, ledger
 from fiberscope.checkpoints.ledger.wiring import wire
-from fiberscope.errors import InputError
+from fiberscope.checkpoints.opening import open_model
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what comes next)."""
@@ -91,29 +87,10 @@ def inspect(
     InputError
         For anything wrong with the files or the configuration, in one sentence.
     """
-    if isinstance(observable, str):
-        try:
-            observable = Observable(observable)
-        except ValueError:
-            names = ", ".join(item.value for item in Observable)
-            raise InputError(f"{observable!r} is no observable; use one of {names}") from None
-    checkpoint = open_checkpoint(location)
-    where = _where(checkpoint)
     assumed = tuple(assumed_harmless)
-    laid_out = architecture(checkpoint.config, where, assumed)
-    notes = list(checkpoint.notes)
-    source = checkpoint.weights
-    matching: Matching | None = None
-    if source is not None:
-        matching = match(laid_out, source.tensors, str(source.path), source.aliases)
-        notes += matching.notes
-        laid_out = matching.architecture
-        if _copies_differ(source, matching):
-            laid_out = architecture(checkpoint.config, where, assumed, tied=False)
-            matching = match(laid_out, source.tensors, str(source.path), source.aliases)
-            laid_out = matching.architecture
-            notes.append("the stored unembedding differs from the embedding: they are not tied")
-    found = ledger(laid_out, observable)
+    model = open_model(location, observable, assumed)
+    laid_out, source, matching = model.architecture, model.source, model.matching
+    found = ledger(laid_out, model.observable)
     weights = None
     if source is not None and matching is not None:
         weights = _read_weights(found, source, matching, progress)
@@ -128,32 +105,16 @@ def inspect(
             found.effective,
         )
     wiring = wire(laid_out, found.observable)
-    tokens = checkpoint.config.get("max_position_embeddings")
+    tokens = model.config.get("max_position_embeddings")
     longest = tokens if isinstance(tokens, int) else None
     return Inspection(
-        checkpoint.path,
-        checkpoint.config,
+        model.checkpoint.path,
+        model.config,
         found,
         weights,
         slow_planes(wiring, longest),
-        tuple(dict.fromkeys(notes)),
+        model.notes,
     )
-
-
-def _where(checkpoint: Checkpoint) -> str:
-    path = checkpoint.path
-    if path.suffix == ".safetensors":
-        path = path.parent
-    return str(path / "config.json") if path.is_dir() else str(path)
-
-
-def _copies_differ(source: WeightSource, matching: Matching) -> bool:
-    """Whether a tied tensor is stored twice with different values."""
-    for copy, original in matching.copies:
-        first, second = source.read(copy), source.read(original)
-        if not np.array_equal(first, second.reshape(first.shape)):
-            return True
-    return False
 
 
 def _read_weights(

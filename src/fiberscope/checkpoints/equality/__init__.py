@@ -1,0 +1,1 @@
+"""Whether two checkpoints are the same function: alignment, calibrated statistics, verdict."""

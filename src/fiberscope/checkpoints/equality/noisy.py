@@ -1,0 +1,115 @@
+"""Arrays together with the variance of their storage rounding, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Bits of the significand (the hidden one included) and the smallest exponent of normal numbers,
+# in the convention x = m 2^e with m in [1/2, 1).
+_FORMATS = {
+    "float64": (53, -1021),
+    "float32": (24, -125),
+    "bfloat16": (8, -125),
+    "float16": (11, -13),
+}
+
+
+def rounding_variance(stored: NDArray[Any]) -> Array:
+    """Variance ``ulp(x)^2 / 12`` of rounding to nearest, for every stored number.
+
+    Parameters
+    ----------
+    stored
+        Array in its stored format: float64, float32, float16 or bfloat16 (ml_dtypes); other
+        formats count as float32, in which they are handed over. Subnormal spacing is respected.
+    """
+    bits, smallest = _FORMATS.get(stored.dtype.name, _FORMATS["float32"])
+    values = stored if stored.dtype in (np.float32, np.float64) else stored.astype(np.float32)
+    exponent = np.maximum(np.frexp(values)[1], smallest)
+    # A zero is stored exactly; its spacing is that of the smallest numbers.
+    return np.ldexp(1.0 / 12.0, 2 * (np.where(values == 0, smallest, exponent) - bits))
+
+
+@dataclass
+class Noisy:
+    """Values and variances, both float64 of one shape."""
+
+    value: Array
+    variance: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values."""
+        return self.value.shape
+
+    @classmethod
+    def exact(cls, value: Array) -> Noisy:
+        """Values without rounding."""
+        return cls(value, np.zeros_like(value))
+
+    def __add__(self, other: Noisy) -> Noisy:
+        return Noisy(self.value + other.value, self.variance + other.variance)
+
+    def times(self, factor: Noisy) -> Noisy:
+        """Elementwise product with a factor that broadcasts (a gain along the last axis)."""
+        return Noisy(
+            self.value * factor.value,
+            self.variance * factor.value**2 + self.value**2 * factor.variance,
+        )
+
+    def scaled(self, factor: Any) -> Noisy:
+        """Elementwise product with exact numbers."""
+        return Noisy(self.value * factor, self.variance * np.square(factor))
+
+    def centred(self, axis: int) -> Noisy:
+        """Less its mean along one axis."""
+        count = self.shape[axis]
+        spread = self.variance * (1 - 2 / count)
+        spread += self.variance.mean(axis=axis, keepdims=True) / count
+        return Noisy(self.value - self.value.mean(axis=axis, keepdims=True), spread)
+
+    def dot(self, vector: Noisy) -> Noisy:
+        """Contraction of the last axis with a vector."""
+        return Noisy(
+            self.value @ vector.value,
+            self.variance @ vector.value**2 + self.value**2 @ vector.variance,
+        )
+
+    def turned(self, matrix: Array, axis: int) -> Noisy:
+        """An exact matrix applied to one axis."""
+        return Noisy(
+            along_axis(matrix, self.value, axis), along_axis(matrix**2, self.variance, axis)
+        )
+
+    def take(self, index: Any, axis: int) -> Noisy:
+        """Entries of one axis in another order."""
+        return Noisy(np.take(self.value, index, axis), np.take(self.variance, index, axis))
+
+    def part(self, index: Any) -> Noisy:
+        """Any indexing that NumPy understands."""
+        return Noisy(self.value[index], self.variance[index])
+
+    def reshaped(self, *shape: int) -> Noisy:
+        """The same entries in another shape."""
+        return Noisy(self.value.reshape(shape), self.variance.reshape(shape))
+
+
+def along_axis(matrix: Array, array: Array, axis: int) -> Array:
+    """Multiply a matrix into one axis."""
+    if axis in (-1, array.ndim - 1):
+        return np.asarray(array @ matrix.T)
+    return np.moveaxis(np.moveaxis(array, axis, -1) @ matrix.T, -1, axis)
+
+
+def joined(parts: list[Noisy], axis: int) -> Noisy:
+    """Arrays side by side."""
+    return Noisy(
+        np.concatenate([part.value for part in parts], axis),
+        np.concatenate([part.variance for part in parts], axis),
+    )

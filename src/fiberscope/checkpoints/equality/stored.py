@@ -1,0 +1,132 @@
+"""A checkpoint as it is compared: roles with their rounding, read one tensor at a time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.architecture.program import Architecture, Observable
+from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
+from fiberscope.checkpoints.ledger.wiring import Wiring, wire
+from fiberscope.checkpoints.opening import open_model
+from fiberscope.errors import InputError
+from fiberscope.parameters import View
+
+KEPT_BYTES = 64 * 2**20
+"""Stored tensors that stay in memory; several roles of a layer can share one."""
+
+
+@dataclass
+class StoredModel:
+    """An architecture, its wiring, and a way to read its stored tensors.
+
+    Attributes
+    ----------
+    label
+        What to call it in messages: a path, or ``first`` and ``second``.
+    load
+        Architecture tensor -> array in its stored format.
+    dtype
+        The coarsest stored format of its tensors.
+    """
+
+    label: str
+    architecture: Architecture
+    wiring: Wiring
+    load: Callable[[str], NDArray[Any]]
+    dtype: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    _kept: OrderedDict[str, NDArray[Any]] = field(default_factory=OrderedDict, repr=False)
+
+    @classmethod
+    def open(cls, location: str | Path, observable: Observable | str | None = None) -> StoredModel:
+        """Open a checkpoint on disk.
+
+        Raises
+        ------
+        InputError
+            If it cannot be read, or holds no weights.
+        """
+        model = open_model(location, observable)
+        if model.source is None or model.matching is None:
+            raise InputError(f"{location} holds no weights; pass the directory or file with them")
+        source, stored = model.source, model.matching.stored
+        shapes = model.architecture.tensors
+
+        def load(name: str) -> NDArray[Any]:
+            return source.read(stored[name]).reshape(shapes[name])
+
+        formats = {source.tensors[name].dtype for name in stored.values()}
+        return cls(
+            str(location),
+            model.architecture,
+            wire(model.architecture, model.observable),
+            load,
+            coarsest(formats),
+            model.config,
+            model.notes,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        architecture: Architecture,
+        parameters: Mapping[str, NDArray[Any]],
+        observable: Observable | str | None = None,
+        label: str = "model",
+    ) -> StoredModel:
+        """Arrays in memory, each in the format it counts as stored in."""
+        chosen = Observable(observable) if observable else architecture.default_observable
+        return cls(
+            label,
+            architecture,
+            wire(architecture, chosen),
+            lambda name: np.asarray(parameters[name]),
+            coarsest({np.asarray(value).dtype.name for value in parameters.values()}),
+        )
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """One stored tensor, checked to be finite."""
+        if name in self._kept:
+            self._kept.move_to_end(name)
+            return self._kept[name]
+        array = self.load(name)
+        if not np.isfinite(array).all():
+            raise InputError(
+                f"{self.label}: tensor {name!r} has NaN or infinite values; "
+                "use a checkpoint whose weights are finite"
+            )
+        while self._kept and array.nbytes + sum(a.nbytes for a in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+        self._kept[name] = array
+        return array
+
+    def read(self, view: View) -> Noisy:
+        """A role with its rounding, offset included."""
+        window = np.ascontiguousarray(view.window(self.tensor(view.tensor)))
+        return Noisy(window.astype(np.float64) + view.offset, rounding_variance(window))
+
+    def values(self, view: View) -> NDArray[np.float64]:
+        """A role without its rounding."""
+        window = view.window(self.tensor(view.tensor))
+        return np.ascontiguousarray(window, dtype=np.float64) + view.offset
+
+    def stored(self, view: View) -> NDArray[Any]:
+        """A role in its stored format, without the offset."""
+        return view.window(self.tensor(view.tensor))
+
+
+_ORDER = ("float64", "float32", "float16", "bfloat16")
+
+
+def coarsest(formats: set[str]) -> str:
+    """The format with the fewest bits; unknown (quantised) ones count as coarser than all."""
+    unknown = sorted(name for name in formats if name not in _ORDER)
+    return unknown[0] if unknown else max(formats, key=_ORDER.index)
