@@ -11,6 +11,7 @@ from fiberscope.checkpoints.architecture.program import (
     Attention,
     Mlp,
     Norm,
+    RelativePositions,
     Rotary,
 )
 from fiberscope.parameters import View
@@ -58,11 +59,15 @@ def attention(
     heads: Heads,
     input_bias: bool,
     output_bias: bool,
+    causal: bool,
     rotary: Rotary | None = None,
     query_norm: Norm | None = None,
     key_norm: Norm | None = None,
     position_table: View | None = None,
     memory: str | None = None,
+    window: int | None = None,
+    score_scale: float | None = None,
+    relative_positions: RelativePositions | None = None,
 ) -> Attention:
     """Attention whose four projections are separate ``nn.Linear`` modules of the given names."""
     groups, per_group, r = heads.groups, heads.per_group, heads.width
@@ -93,6 +98,10 @@ def attention(
         key_norm=key_norm,
         position_table=position_table,
         memory=memory,
+        causal=causal,
+        window=window,
+        score_scale=score_scale,
+        relative_positions=relative_positions,
     )
 
 

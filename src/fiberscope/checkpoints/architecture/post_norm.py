@@ -63,6 +63,7 @@ def post_norm_stream(
             heads=heads,
             input_bias=True,
             output_bias=True,
+            causal=False,
         )
         first = book.layer_norm(
             f"layer {layer} first norm", f"{at}.{names.first_norm}", width, epsilon

@@ -42,16 +42,43 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Row pairs turned by position, and one frequency a pair (radians per token)."""
+    """Row pairs turned by position, and one frequency a pair (radians per token).
+
+    Attributes
+    ----------
+    planes, frequencies
+        The pairs and their frequencies. Where a scheme changes these with the length of the input,
+        the unscaled ones stand for them.
+    interleaved
+        Whether a pair is two neighbouring rows.
+    factor
+        What turned queries and keys are multiplied by besides (yarn, longrope).
+    short_frequencies
+        Frequencies on inputs no longer than those trained on, where they are others (longrope).
+    """
 
     planes: tuple[tuple[int, int], ...]
     frequencies: tuple[float, ...]
     interleaved: bool = False
+    factor: float = 1.0
+    short_frequencies: tuple[float, ...] | None = None
 
     @property
     def rotated(self) -> int:
         """Number of rotated rows."""
         return 2 * len(self.planes)
+
+
+@dataclass(frozen=True)
+class RelativePositions:
+    """Which entry of the position table a score reads: the bucket of key minus query position.
+
+    See :func:`fiberscope.checkpoints.architecture.relative_positions.relative_buckets`.
+    """
+
+    bidirectional: bool
+    buckets: int
+    furthest: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +90,11 @@ class Attention:
     ``(buckets, G, m)`` and is added to the scores; layers that share one name it once, in the
     layer that owns it. ``memory`` names the stream whose end keys and values read (cross
     attention), None for self attention.
+
+    Scores are ``score_scale`` times the products of queries and keys, None meaning 1/sqrt(r);
+    where there are ``relative_positions``, the entries of the stream's nearest position table are
+    added. A ``causal`` attention sees no later position, and of earlier ones at most the last
+    ``window``, its own included.
     """
 
     label: str
@@ -80,6 +112,10 @@ class Attention:
     key_norm: Norm | None = None
     position_table: View | None = None
     memory: str | None = None
+    causal: bool = False
+    window: int | None = None
+    score_scale: float | None = None
+    relative_positions: RelativePositions | None = None
 
     @property
     def groups(self) -> int:
@@ -157,12 +193,28 @@ class Normalize:
     norm: Norm
 
 
+class Lookup(Enum):
+    """How a table's rows reach the stream."""
+
+    TOKEN = "the row of the token"
+    POSITION = "the row of the position"
+    TYPE = "the row of the token type"
+    FIRST = "its only row is the first position"
+    INPUT = "the input vector is multiplied by the rows"
+    EVERY_INPUT = "its only row is added at the position of every input vector"
+
+
 @dataclass(frozen=True)
 class Table:
-    """Vectors written into the stream by look-up, rows ``(rows, d)``, or by a linear input map."""
+    """Vectors written into the stream by look-up, rows ``(rows, d)``, or by a linear input map.
+
+    ``first`` is the token (position, type) that reads row 0.
+    """
 
     label: str
     rows: View
+    lookup: Lookup
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,10 +223,12 @@ class Embedding:
 
     ``tables`` lists everything written; each entry of ``sums`` lists tables (or parts of them) of
     which exactly one row each is added whenever one is: constants can move between them.
+    Token rows are multiplied by ``token_scale``.
     """
 
     tables: tuple[Table, ...]
     sums: tuple[tuple[View, ...], ...]
+    token_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -201,9 +255,10 @@ class Dense:
 
 @dataclass(frozen=True)
 class Head:
-    """What turns the end of the last stream into logits: ``output(norm(dense(x)))``.
+    """What turns the end of the last stream into logits: ``output(norm(dense(scale * x)))``.
 
     ``output`` has shape ``(labels, d)``; it is tied when it is a view of an embedding's tensor.
+    With ``first_position`` only the first position is read: one output a sequence.
     """
 
     label: str
@@ -211,6 +266,8 @@ class Head:
     output_bias: View | None = None
     dense: Dense | None = None
     norm: Norm | None = None
+    scale: float = 1.0
+    first_position: bool = False
 
 
 @dataclass(frozen=True)

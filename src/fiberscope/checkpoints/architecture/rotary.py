@@ -36,6 +36,8 @@ def read_rotary(
     Frequencies are ``theta^(-2j/rot)``, changed by the named scaling. Only whether they coincide
     matters for the symmetries; schemes that change them with the length of the input (dynamic,
     longrope) keep them distinct and commute with the same matrices, so the unscaled ones stand in.
+    On inputs as short as those trained on, dynamic leaves them as they are, and longrope divides
+    them by its short factors.
 
     Parameters
     ----------
@@ -81,7 +83,12 @@ def read_rotary(
         return None
     exponents = np.arange(pairs) * 2.0 / rotated
     frequencies = _scaled(config, parameters, theta**-exponents, theta, 2 * pairs)
-    return Rotary(tuple((j, j + pairs) for j in range(pairs)), tuple(float(f) for f in frequencies))
+    return Rotary(
+        tuple((j, j + pairs) for j in range(pairs)),
+        tuple(float(f) for f in frequencies),
+        factor=_factor(config, parameters),
+        short_frequencies=_short_frequencies(config, parameters, theta**-exponents),
+    )
 
 
 def _fraction(
@@ -165,10 +172,69 @@ def _scaled(
         def correction(turns: float) -> float:
             return rotated * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-        low_index = max(math.floor(correction(fast)), 0)
-        high_index = min(math.ceil(correction(slow)), rotated - 1)
-        ramp = np.clip(
-            (np.arange(rotated // 2) - low_index) / max(high_index - low_index, 1e-3), 0.0, 1.0
-        )
+        low, high = correction(fast), correction(slow)
+        if parameters.get("truncate") is not False:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotated - 1)
+        # As the class has it: equal ends become a step, ends in the wrong order a falling ramp.
+        width = high - low if high != low else 1e-3
+        ramp = np.clip((np.arange(rotated // 2) - low) / width, 0.0, 1.0)
         return frequencies / factor * ramp + frequencies * (1 - ramp)
     return frequencies
+
+
+LONG_KINDS = ("longrope", "su")
+"""Names of the scheme whose frequencies are divided one by one; su is the earlier one."""
+
+
+def _factor(config: ConfigReader, parameters: Mapping[str, Any]) -> float:
+    """What a scaling multiplies turned queries and keys by.
+
+    Sources: Peng et al., 2023 (YaRN), section 3.4; Ding et al., 2024 (LongRoPE), section 3.
+    """
+    kind = parameters["rope_type"]
+    if kind not in ("yarn", *LONG_KINDS):
+        return 1.0
+    given = _number(config, parameters, "attention_factor")
+    if given is not None:
+        return given
+    limit = config.number("max_position_embeddings", 2048.0)
+    length = _number(config, parameters, "original_max_position_embeddings") or limit
+    factor = _number(config, parameters, "factor")
+    if kind in LONG_KINDS:
+        factor = factor or limit / max(length, 1.0)
+        if factor <= 1.0:
+            return 1.0
+        return math.sqrt(1.0 + math.log(factor) / math.log(max(length, 2.0)))
+
+    def stretch(weight: float) -> float:
+        return 1.0 if factor is None or factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+    over, under = (_number(config, parameters, key) for key in ("mscale", "mscale_all_dim"))
+    return stretch(over) / stretch(under) if over and under else stretch(1.0)
+
+
+def _short_frequencies(
+    config: ConfigReader, parameters: Mapping[str, Any], frequencies: Any
+) -> tuple[float, ...] | None:
+    """Frequencies on inputs no longer than those trained on, where a scheme says them one by one.
+
+    Raises
+    ------
+    InputError
+        If there are not as many factors as frequencies, or one is not positive.
+    """
+    factors = parameters.get("short_factor")
+    if parameters["rope_type"] not in LONG_KINDS or factors is None:
+        return None
+    if (
+        not isinstance(factors, list)
+        or len(factors) != len(frequencies)
+        or any(isinstance(f, bool) or not isinstance(f, int | float) for f in factors)
+        or not all(0 < f < 1e300 for f in factors)
+    ):
+        raise config.fail(
+            f"'short_factor' must list one positive number for each of the {len(frequencies)} "
+            "rotary planes"
+        )
+    return tuple(float(frequency / f) for frequency, f in zip(frequencies, factors, strict=True))

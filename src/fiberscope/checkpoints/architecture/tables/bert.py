@@ -16,6 +16,7 @@ from fiberscope.checkpoints.architecture.program import (
     Dense,
     Embedding,
     Head,
+    Lookup,
     Observable,
     Table,
     Unread,
@@ -70,9 +71,9 @@ def bert(name: str, config: ConfigReader) -> Architecture:
     kind = book.tensor(f"{base}embeddings.token_type_embeddings.weight", types, d)
     embedding = Embedding(
         (
-            Table("token embedding", token),
-            Table("position embedding", position),
-            Table("token type embedding", kind),
+            Table("token embedding", token, Lookup.TOKEN),
+            Table("position embedding", position, Lookup.POSITION),
+            Table("token type embedding", kind, Lookup.TYPE),
         ),
         ((token, position, kind),),
     )
@@ -104,6 +105,7 @@ def bert(name: str, config: ConfigReader) -> Architecture:
             book.tensor("classifier.weight", labels, d),
             book.tensor("classifier.bias", labels),
             dense=pooler,
+            first_position=True,
         )
     elif pooler is not None:
         unread = unread_dense(pooler)

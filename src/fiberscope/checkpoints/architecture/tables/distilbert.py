@@ -16,6 +16,7 @@ from fiberscope.checkpoints.architecture.program import (
     Dense,
     Embedding,
     Head,
+    Lookup,
     Observable,
     Table,
 )
@@ -54,7 +55,10 @@ def distilbert(name: str, config: ConfigReader) -> Architecture:
     token = book.tensor(f"{base}embeddings.word_embeddings.weight", vocabulary, d)
     position = book.tensor(f"{base}embeddings.position_embeddings.weight", positions, d)
     embedding = Embedding(
-        (Table("token embedding", token), Table("position embedding", position)),
+        (
+            Table("token embedding", token, Lookup.TOKEN),
+            Table("position embedding", position, Lookup.POSITION),
+        ),
         ((token, position),),
     )
     stream = post_norm_stream(
@@ -101,6 +105,7 @@ def distilbert(name: str, config: ConfigReader) -> Architecture:
             book.tensor("classifier.weight", labels, d),
             book.tensor("classifier.bias", labels),
             dense=hidden,
+            first_position=True,
         )
     assumptions = (
         ("the sinusoidal position table, stored like any other, counts as parameters",)

@@ -11,6 +11,7 @@ from fiberscope.checkpoints.architecture.program import (
     Branch,
     Embedding,
     Head,
+    Lookup,
     Mlp,
     Observable,
     Residual,
@@ -29,9 +30,8 @@ def gpt2(name: str, config: ConfigReader) -> Architecture:
     f = config.integer("n_inner", None) or 4 * d
     epsilon = config.number("layer_norm_epsilon", 1e-5)
     activation, activation_name = config.activation("activation_function", "gelu_new")
-    # Both only change the fixed factor in front of the scores.
-    config.flag("scale_attn_weights", True)
-    config.flag("scale_attn_by_inverse_layer_idx", False)
+    scaled = config.flag("scale_attn_weights", True)
+    scaled_by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
     config.flag("reorder_and_upcast_attn", False)
     head_flag = config.tied(True)
     width = even_heads(config, d, heads, "n_embd", "n_head").width
@@ -62,6 +62,8 @@ def gpt2(name: str, config: ConfigReader) -> Architecture:
             key_bias=biases[1],
             value_bias=biases[2],
             output_bias=book.tensor(f"{at}.attn.c_proj.bias", d),
+            causal=True,
+            score_scale=(width**-0.5 if scaled else 1.0) / (layer + 1 if scaled_by_layer else 1),
         )
         norm_2 = book.layer_norm(f"layer {layer} second norm", f"{at}.ln_2", d, epsilon)
         mlp = Mlp(
@@ -84,7 +86,10 @@ def gpt2(name: str, config: ConfigReader) -> Architecture:
     elif with_head:
         head = Head("unembedding", book.tensor("lm_head.weight", vocabulary, d))
     embedding = Embedding(
-        (Table("token embedding", token), Table("position embedding", position)),
+        (
+            Table("token embedding", token, Lookup.TOKEN),
+            Table("position embedding", position, Lookup.POSITION),
+        ),
         ((token, position),),
     )
     return Architecture(

@@ -11,6 +11,7 @@ from fiberscope.checkpoints.architecture.program import (
     Branch,
     Embedding,
     Head,
+    Lookup,
     Observable,
     Residual,
     Rotary,
@@ -85,7 +86,7 @@ def gpt_neox(name: str, config: ConfigReader) -> Architecture:
     if with_head:
         output = token if tied else book.tensor("lm_head.weight", vocabulary, d)
         head = Head("unembedding", output)
-    embedding = Embedding((Table("token embedding", token),), ((token,),))
+    embedding = Embedding((Table("token embedding", token, Lookup.TOKEN),), ((token,),))
     return Architecture(
         name=name,
         family="GPT-NeoX",
@@ -131,5 +132,6 @@ def _attention(
         key_bias=key_bias,
         value_bias=value_bias,
         output_bias=book.optional(bias, f"{at}.dense.bias", width),
+        causal=True,
         rotary=rotary,
     )

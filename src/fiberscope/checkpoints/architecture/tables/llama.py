@@ -13,6 +13,7 @@ from fiberscope.checkpoints.architecture.program import (
     Branch,
     Embedding,
     Head,
+    Lookup,
     Norm,
     Observable,
     Residual,
@@ -28,6 +29,7 @@ class Variant:
 
     ``head_dim`` None means the width divided by the heads; ``groups`` None means one key/value
     group per head. ``input_bias`` and ``mlp_bias`` are what the class does without such a flag.
+    With ``windows_by_layer`` windows are used where asked for, else in every layer.
     """
 
     family: str
@@ -46,12 +48,25 @@ class Variant:
     mlp_flag: bool = False
     normalised_heads: bool = False
     windows: bool = False
+    windows_by_layer: bool = False
+    scaled_embedding: bool = False
 
 
 VARIANTS = {
     "Llama": Variant("Llama", 32000, 4096, 11008, 32, 32, None, attention_flag=True, mlp_flag=True),
     "Mistral": Variant("Mistral", 32000, 4096, 14336, 32, 32, 8, windows=True),
-    "Qwen2": Variant("Qwen2", 151936, 4096, 22016, 32, 32, 32, input_bias=True, windows=True),
+    "Qwen2": Variant(
+        "Qwen2",
+        151936,
+        4096,
+        22016,
+        32,
+        32,
+        32,
+        input_bias=True,
+        windows=True,
+        windows_by_layer=True,
+    ),
     "Qwen3": Variant(
         "Qwen3",
         151936,
@@ -64,6 +79,7 @@ VARIANTS = {
         attention_flag=True,
         normalised_heads=True,
         windows=True,
+        windows_by_layer=True,
     ),
     "Gemma": Variant(
         "Gemma",
@@ -77,6 +93,7 @@ VARIANTS = {
         activation="gelu_pytorch_tanh",
         tied=True,
         gain_offset=1.0,
+        scaled_embedding=True,
         attention_flag=True,
     ),
 }
@@ -96,8 +113,7 @@ def llama(name: str, config: ConfigReader) -> Architecture:
     config.raw("max_position_embeddings")  # no table of that length: it only bounds the inputs
     attention_bias = config.flag("attention_bias", False) if variant.attention_flag else False
     mlp_bias = config.flag("mlp_bias", False) if variant.mlp_flag else False
-    if variant.windows:
-        _check_windows(config, layers)
+    windows = _windows(config, variant, layers)
     config.only("rope_interleaved", False)
     rotary = read_rotary(config, heads.width)
     tied = config.tied(variant.tied) and with_head
@@ -125,6 +141,8 @@ def llama(name: str, config: ConfigReader) -> Architecture:
             heads=heads,
             input_bias=attention_bias or variant.input_bias,
             output_bias=attention_bias,
+            causal=True,
+            window=windows[layer],
             rotary=rotary,
             query_norm=norm(f"layer {layer} query norm", f"{at}.self_attn.q_norm", heads.width)
             if normalised
@@ -154,7 +172,11 @@ def llama(name: str, config: ConfigReader) -> Architecture:
     if with_head:
         output = token if tied else book.tensor("lm_head.weight", vocabulary, d)
         head = Head("unembedding", output)
-    embedding = Embedding((Table("token embedding", token),), ((token,),))
+    embedding = Embedding(
+        (Table("token embedding", token, Lookup.TOKEN),),
+        ((token,),),
+        token_scale=d**0.5 if variant.scaled_embedding else 1.0,
+    )
     return Architecture(
         name=name,
         family=variant.family,
@@ -203,17 +225,36 @@ def _activation(config: ConfigReader, variant: Variant) -> tuple[Activation, str
     return kind, name
 
 
-def _check_windows(config: ConfigReader, layers: int) -> None:
-    """Accept windows that see at least the previous token: the same products stay visible."""
-    config.flag("use_sliding_window", False)
+WINDOW = 4096
+"""What the classes with windows take when the key is missing; null means none."""
+
+
+def _windows(config: ConfigReader, variant: Variant, layers: int) -> tuple[int | None, ...]:
+    """The window of each layer, None where the whole past is seen.
+
+    A window sees at least the previous token: the same products stay visible.
+    """
+    if not variant.windows:
+        return (None,) * layers
+    used = config.flag("use_sliding_window", False)
     window = config.integer("sliding_window", None)
     if window == 1:
         raise config.fail("'sliding_window' is 1, so that no token attends to another one")
+    if "sliding_window" not in config.config:
+        window = WINDOW
     kinds = config.raw("layer_types")
-    if kinds is None:
-        return
     known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+    if kinds is not None and (
+        not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds)
+    ):
         raise config.fail(
             f"'layer_types' must list {' or '.join(known)} for each of the {layers} layers"
         )
+    if not variant.windows_by_layer:
+        return (window,) * layers
+    if not used:
+        return (None,) * layers
+    if kinds is None:
+        full = config.number("max_window_layers", 28.0)
+        return tuple(window if layer >= full else None for layer in range(layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -10,6 +10,7 @@ from fiberscope.checkpoints.architecture.program import (
     Branch,
     Embedding,
     Head,
+    Lookup,
     Norm,
     Observable,
     Residual,
@@ -73,6 +74,7 @@ def opt(name: str, config: ConfigReader) -> Architecture:
             heads=heads,
             input_bias=bias,
             output_bias=bias,
+            causal=True,
         )
         first = norm(f"layer {layer} first norm", f"{at}.self_attn_layer_norm")
         perceptron = mlp(
@@ -94,7 +96,10 @@ def opt(name: str, config: ConfigReader) -> Architecture:
         output = token if tied else book.tensor("lm_head.weight", vocabulary, d)
         head = Head("unembedding", output)
     embedding = Embedding(
-        (Table("token embedding", token), Table("position embedding", position)),
+        (
+            Table("token embedding", token, Lookup.TOKEN),
+            Table("position embedding", position, Lookup.POSITION),
+        ),
         ((token, position),),
     )
     return Architecture(

@@ -10,6 +10,7 @@ from fiberscope.checkpoints.architecture.program import (
     Branch,
     Embedding,
     Head,
+    Lookup,
     Observable,
     Residual,
     Stream,
@@ -57,6 +58,7 @@ def phi(name: str, config: ConfigReader) -> Architecture:
             heads=shape,
             input_bias=True,
             output_bias=True,
+            causal=True,
             rotary=rotary,
         )
         perceptron = mlp(
@@ -77,7 +79,7 @@ def phi(name: str, config: ConfigReader) -> Architecture:
     if with_head:
         output = token if tied else book.tensor("lm_head.weight", vocabulary, d)
         head = Head("unembedding", output, book.tensor("lm_head.bias", vocabulary))
-    embedding = Embedding((Table("token embedding", token),), ((token,),))
+    embedding = Embedding((Table("token embedding", token, Lookup.TOKEN),), ((token,),))
     return Architecture(
         name=name,
         family="Phi",

@@ -12,6 +12,7 @@ from fiberscope.checkpoints.architecture.program import (
     Dense,
     Embedding,
     Head,
+    Lookup,
     Observable,
     Table,
     Unread,
@@ -59,12 +60,16 @@ def roberta(name: str, config: ConfigReader) -> Architecture:
     stored = book.tensor(f"{base}embeddings.position_embeddings.weight", positions, d)
     kind = book.tensor(f"{base}embeddings.token_type_embeddings.weight", types, d)
     position = stored.slice(0, padding + 1, positions)
-    parts = (token.slice(0, 0, padding), token.slice(0, padding + 1, vocabulary))
+    parts = {0: token.slice(0, 0, padding), padding + 1: token.slice(0, padding + 1, vocabulary)}
     embedding = Embedding(
         (
-            *(Table("token embedding", part) for part in parts if part.size),
-            Table("position embedding", position),
-            Table("token type embedding", kind),
+            *(
+                Table("token embedding", part, Lookup.TOKEN, first)
+                for first, part in parts.items()
+                if part.size
+            ),
+            Table("position embedding", position, Lookup.POSITION),
+            Table("token type embedding", kind, Lookup.TYPE),
         ),
         ((token, position, kind),),
     )
@@ -163,4 +168,5 @@ def _classifier(book: TensorBook, width: int, labels: int) -> Head:
         book.tensor("classifier.out_proj.weight", labels, width),
         book.tensor("classifier.out_proj.bias", labels),
         dense=hidden,
+        first_position=True,
     )

@@ -13,7 +13,9 @@ from fiberscope.checkpoints.architecture.program import (
     Branch,
     Embedding,
     Head,
+    Lookup,
     Observable,
+    RelativePositions,
     Residual,
     Stream,
     Table,
@@ -65,7 +67,8 @@ def t5(name: str, config: ConfigReader) -> Architecture:
     decoder_layers = config.layers("num_decoder_layers", layers)
     vocabulary = config.integer("vocab_size", 32128)
     config.flag("is_encoder_decoder", True)
-    config.flag("scale_decoder_outputs", True)  # a fixed factor in front of the unembedding
+    # Newer files say whether the unembedding's argument is scaled; in older ones the tie does.
+    scaled = config.flag("scale_decoder_outputs", config.tied(True))
     config.raw("n_positions")  # there is no table of that length
     with_head = name == "T5ForConditionalGeneration"
     tied = config.tied(True) and with_head
@@ -82,7 +85,7 @@ def t5(name: str, config: ConfigReader) -> Architecture:
     head = None
     if with_head:
         output = token if tied else book.tensor("lm_head.weight", vocabulary, d)
-        head = Head("unembedding", output)
+        head = Head("unembedding", output, scale=d**-0.5 if scaled else 1.0)
         if tied:
             copies["lm_head.weight"] = token.tensor
     return Architecture(
@@ -146,6 +149,9 @@ def _stack(
             input_bias=False,
             output_bias=False,
             position_table=table if layer == 0 else None,
+            causal=decoder,
+            score_scale=1.0,
+            relative_positions=RelativePositions(not decoder, sizes.buckets, sizes.furthest),
         )
         norm = book.rms_norm(f"{name} first norm", f"{at}.0.layer_norm.weight", d, sizes.epsilon)
         steps.append(Residual(layer, (Branch(norm, (sublayer,)),)))
@@ -160,6 +166,8 @@ def _stack(
                 input_bias=False,
                 output_bias=False,
                 memory="encoder",
+                causal=False,
+                score_scale=1.0,
             )
             norm = book.rms_norm(
                 f"{name} cross norm", f"{at}.1.layer_norm.weight", d, sizes.epsilon
@@ -184,7 +192,7 @@ def _stack(
     final = book.rms_norm(
         f"{label} final norm", f"{label}.final_layer_norm.weight", d, sizes.epsilon
     )
-    embedding = Embedding((Table("token embedding", token),), ((token,),))
+    embedding = Embedding((Table("token embedding", token, Lookup.TOKEN),), ((token,),))
     unread = tuple(
         Unread(
             f"{label} position bucket {bucket}, which no distance reaches",

@@ -12,6 +12,7 @@ from fiberscope.checkpoints.architecture.program import (
     Dense,
     Embedding,
     Head,
+    Lookup,
     Observable,
     Residual,
     Stream,
@@ -74,10 +75,10 @@ def vit(name: str, config: ConfigReader) -> Architecture:
     patch_bias = book.tensor(f"{at}.patch_embeddings.projection.bias", d).split(0, 1, d)
     embedding = Embedding(
         (
-            Table("class token", class_token),
-            Table("position embedding", positions),
-            Table("patch projection", columns),
-            Table("patch bias", patch_bias),
+            Table("class token", class_token, Lookup.FIRST),
+            Table("position embedding", positions, Lookup.POSITION),
+            Table("patch projection", columns, Lookup.INPUT),
+            Table("patch bias", patch_bias, Lookup.EVERY_INPUT),
         ),
         (
             (class_token, positions.slice(0, 0, 1)),
@@ -98,6 +99,7 @@ def vit(name: str, config: ConfigReader) -> Architecture:
             heads=heads,
             input_bias=qkv_bias,
             output_bias=True,
+            causal=False,
         )
         first = book.layer_norm(f"layer {layer} first norm", f"{at}.layernorm_before", d, epsilon)
         second = book.layer_norm(f"layer {layer} second norm", f"{at}.layernorm_after", d, epsilon)
@@ -127,6 +129,7 @@ def vit(name: str, config: ConfigReader) -> Architecture:
             "classifier",
             book.tensor("classifier.weight", labels, d),
             book.tensor("classifier.bias", labels),
+            first_position=True,
         )
     else:
         pooler = Dense(
