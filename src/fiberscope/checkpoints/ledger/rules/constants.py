@@ -38,13 +38,18 @@ def value_kernel_dimension(attention: Attention, segment: Segment) -> int:
     return max(0, total - (segment.width - segment.blind))
 
 
-def _value_kernel(attention: Attention, segment: Segment, parameters: Arrays) -> NDArray[Any]:
+def value_kernel(attention: Attention, segment: Segment, parameters: Arrays) -> NDArray[Any]:
+    """Orthonormal constants of all groups that nobody sees, ``(G s, value_kernel_dimension)``."""
     matrix = output_map(attention, {name: np.real(v) for name, v in parameters.items()})
     if segment.blind:
         matrix = matrix - matrix.mean(axis=0)
-    kernel = null_space(matrix)
     # The rank of the centred map is known; rounding must not change the number of directions.
-    return kernel[:, : value_kernel_dimension(attention, segment)]
+    size = value_kernel_dimension(attention, segment)
+    kernel = null_space(matrix)[:, :size]
+    # Rounding decides signs and order of null vectors; the basis nearest to a fixed one is stable.
+    fixed = np.random.default_rng(0).standard_normal((len(kernel), size))
+    left, _, right = np.linalg.svd(kernel.T @ fixed)
+    return kernel @ (left @ right)
 
 
 def unrotated_index(attention: Attention) -> NDArray[np.int64]:
@@ -128,7 +133,7 @@ def _value_bias(attention: Attention, reader: Reader) -> Item | None:
                 into = reader.absorbing_biases[0]
                 moved = output_map(attention, parameters) @ shift
                 return [(view, shift.reshape(view.shape)), (into, -moved)]
-            moved = _value_kernel(attention, segment, parameters) @ shift
+            moved = value_kernel(attention, segment, parameters) @ shift
             return [(view, moved.reshape(view.shape))]
 
         views: Sequence[View] = [view, *reader.absorbing_biases[:1]]
@@ -179,7 +184,7 @@ def point_items(wiring: Wiring) -> Iterator[Item]:
         for reader in point.readers:
             if count := free_directions(reader, point):
                 yield _input_direction(reader, point, count)
-        if _norm_bias_is_free(point):
+        if norm_bias_is_free(point):
             yield _norm_bias(point)
 
 
@@ -217,7 +222,7 @@ def _input_direction(reader: Reader, point: Point, count: int) -> Item:
                 lands = output_map(attention, parameters) @ shift
                 return [(reader.weight, rows[..., None] * u), (into, -lands * constant)]
             assert segment is not None
-            rows = (_value_kernel(attention, segment, parameters) @ shift).reshape(units)
+            rows = (value_kernel(attention, segment, parameters) @ shift).reshape(units)
             return [(reader.weight, rows[..., None] * u)]
 
         views = [reader.weight, reader.bias, into]
@@ -226,7 +231,7 @@ def _input_direction(reader: Reader, point: Point, count: int) -> Item:
     return Item(INPUT_DIRECTION, reader.layer, count, build, reader.label)
 
 
-def _norm_bias_is_free(point: Point) -> bool:
+def norm_bias_is_free(point: Point) -> bool:
     if point.norm.bias is None or point.observed or (point.carried and not point.carried_biases):
         return False
     return not any(reader.tied and reader.bias is None for reader in point.readers)

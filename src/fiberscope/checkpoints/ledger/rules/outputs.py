@@ -88,18 +88,19 @@ def _tied_directions(wiring: Wiring) -> Iterator[Item]:
     if wiring.observable is Observable.LOGITS and into is not None:
         yield _moving_rows(point, head.output, bias, slice(None), into, head.label)
     for view in wiring.output_only:
-        row = _first_row(view)
+        row = first_row(view)
         rows = slice(row, row + view.shape[0])
         for position in range(rows.start, rows.stop):
             part = slice(position, position + 1)
             yield _moving_rows(point, view, bias, part, None, "row that no input looks up")
 
 
-def _first_row(view: View) -> int:
+def first_row(view: View) -> int:
     """Index in the stored table of the first row of a contiguous part of it."""
-    index = np.arange(view.stored_shape[0])
-    rows = np.broadcast_to(index[:, None], view.stored_shape)
-    return int(view.window(np.ascontiguousarray(rows)).reshape(-1)[0])
+    # Addresses tell without touching the memory of a table of this size.
+    stored = np.empty(view.stored_shape, dtype=np.int8)
+    start = view.window(stored).__array_interface__["data"][0]
+    return int(start - stored.__array_interface__["data"][0]) // max(1, stored.strides[0])
 
 
 def _moving_rows(
