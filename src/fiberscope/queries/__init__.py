@@ -1,0 +1,1 @@
+"""Oracles that answer questions about a hidden function, and recovery of attention from them."""

@@ -1,0 +1,144 @@
+"""The check that every answer passes: fresh queries, longer and at other scales than those used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.queries.noise import NoiseLevel
+from fiberscope.queries.oracle import BALL_BITS, Arithmetic
+from fiberscope.queries.session import Purpose, QuerySession
+
+LENGTHS = (1, 2, 5, 17, 33)
+SCALES = (0.25, 1.0, 3.0)
+REPETITIONS = 5
+
+
+@dataclass(frozen=True)
+class FinalCheck:
+    """Agreement with the oracle on sequences that no step of the recovery has seen.
+
+    Attributes
+    ----------
+    passed
+        Whether every deviation is within its threshold (balls: every pair overlaps).
+    queries, longest
+        Sequences and the longest of them.
+    worst
+        Largest deviation in units of its threshold.
+    deviation, threshold
+        The deviation and the threshold there.
+    """
+
+    passed: bool
+    queries: int
+    longest: int
+    worst: float
+    deviation: float
+    threshold: float
+
+
+def final_check(
+    session: QuerySession,
+    predict: Callable[[Sequence[NDArray[Any]]], NDArray[Any]],
+    size: Callable[[Sequence[NDArray[Any]]], NDArray[np.float64]],
+    noise: NoiseLevel,
+    rng: np.random.Generator,
+    *,
+    token_size: float = 1.0,
+    allowance: float = 16.0,
+    relative: float = 0.0,
+    token_bound: float | None = None,
+    purpose: Purpose = Purpose.FINAL_CHECK,
+    bits: int = BALL_BITS,
+) -> FinalCheck:
+    """Ask fresh sequences and compare.
+
+    Gaussian tokens at :data:`SCALES` times ``token_size``, :data:`LENGTHS` tokens, each
+    :data:`REPETITIONS` times; half of the long ones have a query token of another scale. A
+    deviation passes within ``allowance * noise.bound(size) + relative * size``.
+
+    Parameters
+    ----------
+    session
+        Where to ask.
+    predict
+        Answers of what was recovered: sequences to ``(n,)``, balls for a ball oracle.
+    size
+        What errors scale with at each sequence, ``(n,)``: `AttentionHeads.size`.
+    noise
+        The oracle's errors.
+    rng
+        Draws the sequences.
+    token_size
+        Typical 2-norm of a token: choose it so that scores are of order one.
+    allowance
+        Factor on the noise.
+    relative
+        Relative error that the recovery itself claims, for an answer that is coarser than the
+        noise (2 to the minus bits).
+    token_bound
+        Largest 2-norm that the oracle accepts.
+    bits
+        Precision for balls.
+
+    Returns
+    -------
+    FinalCheck
+        Not passed also where the oracle answers NaN or infinity although ``predict`` is finite.
+    """
+    sequences = fresh_sequences(session, rng, token_size, token_bound)
+    truth = session.ask(sequences, purpose, bits=bits)
+    found = predict(sequences)
+    longest = max(len(each) for each in sequences)
+    sizes = np.asarray(size(sequences), dtype=np.float64)
+    threshold = allowance * noise.bound(sizes) + relative * sizes
+    if session.arithmetic is Arithmetic.BALLS:
+        overlap = [left.overlaps(right) for left, right in zip(truth, found, strict=True)]
+        difference = [abs(a - b).upper() for a, b in zip(truth, found, strict=True)]
+        worst = float(max(difference)) if difference else 0.0
+        return FinalCheck(
+            all(overlap), len(sequences), longest, float(not all(overlap)), worst, 0.0
+        )
+    with np.errstate(invalid="ignore"):
+        deviation = np.abs(truth - np.asarray(found, dtype=np.float64))
+    deviation = np.where(np.isfinite(deviation), deviation, np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(deviation == 0, 0.0, deviation / threshold)
+    at = int(np.argmax(ratio))
+    return FinalCheck(
+        passed=bool(ratio[at] <= 1),
+        queries=len(sequences),
+        longest=longest,
+        worst=float(ratio[at]),
+        deviation=float(deviation[at]),
+        threshold=float(threshold[at]),
+    )
+
+
+def fresh_sequences(
+    session: QuerySession,
+    rng: np.random.Generator,
+    token_size: float,
+    token_bound: float | None = None,
+) -> list[NDArray[Any]]:
+    """Sequences of the final check, on the oracle's grid (small dyadic tokens for balls)."""
+    sequences = []
+    for scale in SCALES:
+        for length in LENGTHS:
+            for repetition in range(REPETITIONS):
+                tokens = rng.standard_normal((length, session.width)) / np.sqrt(session.width)
+                tokens *= scale * token_size
+                if repetition % 2:
+                    tokens[-1] *= rng.choice(SCALES)
+                if token_bound is not None:
+                    norms = np.linalg.norm(tokens, axis=1, keepdims=True)
+                    tokens *= np.minimum(1.0, 0.99 * token_bound / np.maximum(norms, 1e-300))
+                if session.arithmetic is Arithmetic.BALLS:
+                    tokens = np.round(tokens * 2.0**12) / 2.0**12
+                sequences.append(session.representable(tokens))
+    return sequences

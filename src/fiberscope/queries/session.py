@@ -1,0 +1,254 @@
+"""Ask an oracle with a budget, a count by purpose, and a transcript that answers repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.errors import InputError
+from fiberscope.queries.oracle import BALL_BITS, Arithmetic, Oracle, float_answer
+from fiberscope.queries.transcript import Transcript, query_key
+
+
+class Purpose(Enum):
+    """What a query is asked for; counted apart."""
+
+    CLASS_TESTS = "class_tests"
+    RECOVERY = "recovery"
+    RETRIES = "retries"
+    FINAL_CHECK = "final_check"
+
+
+class QueryLimitError(InputError):
+    """The number of queries that the user allows is spent."""
+
+
+@dataclass(frozen=True)
+class QueryCount:
+    """Queries for one purpose.
+
+    Attributes
+    ----------
+    queries
+        Distinct sequences; one answered by a transcript of an earlier run counts as well.
+    longest
+        Tokens of the longest sequence.
+    """
+
+    queries: int = 0
+    longest: int = 0
+
+
+class QuerySession:
+    """Everything that is asked of one oracle.
+
+    Parameters
+    ----------
+    oracle
+        What is asked.
+    max_queries
+        :class:`QueryLimitError` before this many distinct queries are exceeded.
+    transcript
+        Where answers are kept (default: in memory). A query that it knows is never asked again.
+    batch
+        Sequences handed to the oracle at a time.
+    workers
+        Batches under way at once; for endpoints that take their time.
+    progress
+        Called with (queries so far, purpose) after every batch.
+
+    Attributes
+    ----------
+    width, arithmetic
+        Those of the oracle.
+    asked
+        Sequences sent to the oracle by this session.
+    refined
+        Among them, sequences asked before with fewer bits (balls only). They are no new queries.
+    replayed
+        Queries answered by an earlier run's transcript.
+    nonfinite
+        Answers that were NaN or infinite.
+    """
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        *,
+        max_queries: int | None = None,
+        transcript: Transcript | None = None,
+        batch: int = 4096,
+        workers: int = 1,
+        progress: Callable[[int, Purpose], None] | None = None,
+    ) -> None:
+        self.oracle, self.width, self.arithmetic = oracle, oracle.width, oracle.arithmetic
+        self.max_queries, self.batch, self.workers = max_queries, max(1, batch), max(1, workers)
+        self.transcript = Transcript() if transcript is None else transcript
+        self.transcript.belongs_to(oracle)
+        self.progress = progress
+        self.asked = self.refined = self.replayed = self.nonfinite = 0
+        self._seen: set[bytes] = set()
+        self._counts = {purpose: QueryCount() for purpose in Purpose}
+
+    @property
+    def counts(self) -> Mapping[Purpose, QueryCount]:
+        """Queries and greatest length by purpose."""
+        return dict(self._counts)
+
+    @property
+    def queries(self) -> int:
+        """Distinct queries for all purposes."""
+        return len(self._seen)
+
+    def representable(self, tokens: Any) -> NDArray[Any]:
+        """Nearest tokens on the oracle's grid: build probes from these (`Arithmetic`)."""
+        return self.arithmetic.representable(tokens)
+
+    def ask(
+        self,
+        sequences: Sequence[NDArray[Any]] | NDArray[Any],
+        purpose: Purpose,
+        *,
+        bits: int = BALL_BITS,
+        repetition: int = 0,
+    ) -> NDArray[Any]:
+        """Answers to sequences, in order.
+
+        Parameters
+        ----------
+        sequences
+            Arrays ``(N, width)``, or one array ``(n, N, width)``; rounded to the oracle's grid.
+        purpose
+            Counts the queries that are new.
+        bits
+            Precision for a ball oracle: an answer known with fewer bits is asked again.
+        repetition
+            The same sequence with another number is another query: the repeat test.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape ``(n,)``: float64 (NaN and infinity as answered), or objects ``flint.arb``.
+
+        Raises
+        ------
+        QueryLimitError
+            Before asking more than ``max_queries``; nothing of this call has been asked then.
+        InputError
+            If a sequence has another shape, or the oracle answers with something else.
+        """
+        tokens = self._prepare(sequences)
+        keys = [query_key(each, repetition) for each in tokens]
+        missing: dict[bytes, int] = {}
+        for place, key in enumerate(keys):
+            if not self.transcript.knows(key, bits):
+                missing.setdefault(key, place)
+        self._count(keys, tokens, purpose)
+        self._fetch(missing, tokens, purpose, bits, repetition)
+        answers = [self.transcript.answer(key) for key in keys]
+        if self.arithmetic is Arithmetic.BALLS:
+            result = np.empty(len(answers), dtype=object)
+            result[:] = answers
+            return result
+        values = np.array(answers, dtype=np.float64)
+        self.nonfinite += int(np.count_nonzero(~np.isfinite(values)))
+        return values
+
+    def _prepare(self, sequences: Any) -> Sequence[NDArray[Any]]:
+        if isinstance(sequences, np.ndarray) and sequences.dtype != object:
+            tokens: Any = np.ascontiguousarray(self.representable(sequences))
+        else:
+            tokens = [np.ascontiguousarray(self.representable(each)) for each in sequences]
+        for each in tokens:
+            if each.ndim != 2 or each.shape[0] < 1 or each.shape[1] != self.width:
+                raise InputError(
+                    f"a query has shape {each.shape}: sequences have shape (tokens, {self.width})"
+                )
+        result: Sequence[NDArray[Any]] = tokens
+        return result
+
+    def _count(
+        self, keys: Sequence[bytes], tokens: Sequence[NDArray[Any]], purpose: Purpose
+    ) -> None:
+        fresh = {key: place for place, key in enumerate(keys) if key not in self._seen}
+        if self.max_queries is not None and self.queries + len(fresh) > self.max_queries:
+            raise QueryLimitError(
+                f"{self.queries} queries are spent and {len(fresh)} more would exceed "
+                f"--max-queries {self.max_queries}: raise it (a transcript keeps what is known)"
+            )
+        if not fresh:
+            return
+        self._seen.update(fresh)
+        self.replayed += sum(self.transcript.is_old(key) for key in fresh)
+        before = self._counts[purpose]
+        longest = max(len(tokens[place]) for place in fresh.values())
+        self._counts[purpose] = QueryCount(
+            before.queries + len(fresh), max(before.longest, longest)
+        )
+
+    def _fetch(
+        self,
+        missing: Mapping[bytes, int],
+        tokens: Any,
+        purpose: Purpose,
+        bits: int,
+        repetition: int,
+    ) -> None:
+        """Ask for what is missing, in batches; each is kept as soon as it arrives."""
+        items = list(missing.items())
+        pieces = [items[at : at + self.batch] for at in range(0, len(items), self.batch)]
+        self.refined += sum(self.transcript.knows(key, 0) for key in missing)
+
+        def send(piece: list[tuple[bytes, int]]) -> Sequence[Any]:
+            places = [place for _, place in piece]
+            if isinstance(tokens, np.ndarray):
+                return self._answers(tokens[places], bits)
+            return self._answers([tokens[place] for place in places], bits)
+
+        def keep(piece: list[tuple[bytes, int]], answers: Sequence[Any]) -> None:
+            for (key, place), value in zip(piece, answers, strict=True):
+                self.transcript.add(key, tokens[place], value, purpose.value, bits, repetition)
+            self.transcript.flush()
+            self.asked += len(piece)
+            if self.progress is not None:
+                self.progress(self.queries, purpose)
+
+        if self.workers == 1 or len(pieces) <= 1:
+            for piece in pieces:
+                keep(piece, send(piece))
+            return
+        with ThreadPoolExecutor(self.workers) as pool:
+            waiting = list(reversed(pieces))
+            running: dict[Future[Sequence[Any]], list[tuple[bytes, int]]] = {}
+            failure: BaseException | None = None
+            while running or (waiting and failure is None):
+                while waiting and failure is None and len(running) < self.workers:
+                    piece = waiting.pop()
+                    running[pool.submit(send, piece)] = piece
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    piece = running.pop(future)
+                    failed = future.exception()
+                    if failed is None:
+                        keep(piece, future.result())
+                    else:
+                        failure = failed
+            if failure is not None:
+                raise failure
+
+    def _answers(self, sequences: Any, bits: int) -> Sequence[Any]:
+        answers = self.oracle.answer(sequences, bits)
+        if len(answers) != len(sequences):
+            raise InputError(
+                f"the oracle gave {len(answers)} answers to {len(sequences)} sequences: one number "
+                "for each is needed"
+            )
+        if self.arithmetic is Arithmetic.BALLS:
+            return answers
+        return [float_answer(value) for value in answers]
