@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.parameters import Parameters, ParameterSpace, View
+from fiberscope.symmetry.tangent_map import ListedTangents, TangentMap
 
 Element = Any
 """A group element: an array, or a tuple of arrays, in the group's own coordinates."""
@@ -108,11 +109,23 @@ class Symmetry(ABC):
 
         Derived from the action by a complex step, so an action is written only once.
         """
+        return self._derivatives(parameters, space)
+
+    def _derivatives(self, parameters: Parameters, space: ParameterSpace) -> NDArray[np.float64]:
         rows = np.zeros((self.generators, space.size))
         for generator in range(self.generators):
             moved = self.act(self.along(generator, 1j * COMPLEX_STEP), parameters)
+            moved = {name: moved[name] for name in space.shapes}
             rows[generator] = np.imag(space.vector(moved)) / COMPLEX_STEP
         return rows
+
+    def tangent_map(self, parameters: Parameters) -> TangentMap:
+        """The same directions as a linear map at ``parameters`` (float64 arrays).
+
+        By default the list of directions itself; groups override it with a closed form.
+        """
+        space = ParameterSpace({name: np.shape(parameters[name]) for name in self.touches})
+        return ListedTangents(self._derivatives(parameters, space), space)
 
 
 def _parts(element: Element) -> Iterable[Any]:

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.parameters import View
+from fiberscope.parameters import Parameters, View
 from fiberscope.symmetry.base import Element, Kind, Slot, Symmetry, multiply_axis, touched
+from fiberscope.symmetry.tangent_map import (
+    RELATIVE_CUT,
+    Directions,
+    TangentMap,
+    Vector,
+    reciprocal,
+)
 
 
 @dataclass(frozen=True)
@@ -130,3 +137,120 @@ class ResidualRotation(Symmetry):
         for slot in self.writers:
             value = slot.view.read(parameters)
             slot.view.write(parameters, multiply_axis(rotation, value, slot.axis, batched=False))
+
+    def tangent_map(self, parameters: Parameters) -> TangentMap:
+        """Directions ``K w`` of writers and ``diag(1/gain) K diag(gain) x`` of reader rows."""
+        return _RotationTangents(self, parameters)
+
+
+class _Turned:
+    """One view that turns: its vectors as columns, seen through ``left`` and ``right`` factors.
+
+    The direction is ``diag(left) K diag(right) x`` for every column ``x``.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        parameters: Parameters,
+        left: NDArray[np.float64] | None = None,
+        right: NDArray[np.float64] | None = None,
+    ) -> None:
+        self.slot = slot
+        value = np.asarray(slot.view.read(parameters), dtype=np.float64)
+        moved = np.moveaxis(value, slot.axis, 0)
+        self.shape = moved.shape
+        columns = np.ascontiguousarray(moved).reshape(len(moved), -1)
+        self.columns = columns if right is None else columns * right[:, None]
+        self.left = left
+
+    def gram(self) -> NDArray[np.float64]:
+        """Sum of ``x x^T`` over the columns, after the right factor."""
+        return self.columns @ self.columns.T
+
+    def add(self, skew: NDArray[np.float64], directions: Directions) -> None:
+        moved = skew @ self.columns
+        if self.left is not None:
+            moved *= self.left[:, None]
+        window = self.slot.view.window(directions[self.slot.view.tensor])
+        target = np.moveaxis(window, self.slot.axis, 0)
+        target += moved.reshape(self.shape)
+
+    def pull(self, directions: Directions) -> NDArray[np.float64]:
+        window = self.slot.view.window(directions[self.slot.view.tensor])
+        along = np.moveaxis(window, self.slot.axis, 0).reshape(len(self.columns), -1)
+        pulled = along @ self.columns.T
+        return pulled if self.left is None else pulled * self.left[:, None]
+
+
+class _RotationTangents(TangentMap):
+    """Skew-symmetric ``K``, the sum of ``B_i K_i B_i^T`` over the bases.
+
+    Without gains the Gram matrix is the Lyapunov map ``K -> K M + M K``, with ``M`` the sum of
+    ``x x^T`` over everything that turns. With gains each norm weighs the left side in its own way:
+    ``solve`` then puts the mean weight in its place and is approximate.
+    """
+
+    def __init__(self, group: ResidualRotation, parameters: Parameters) -> None:
+        self.generators, self.bases = group.generators, group.bases
+        width = group.bases[0].shape[0]
+        self._turned = [_Turned(slot, parameters) for slot in group.writers]
+        for norm in group.norms:
+            gain = np.ones(width) if norm.gain is None else norm.gain.read(parameters)
+            self._turned += [
+                _Turned(slot, parameters, 1.0 / gain, np.asarray(gain)) for slot in norm.readers
+            ]
+            if norm.bias is not None:
+                bias = Slot(norm.bias, 0)
+                self._turned.append(_Turned(bias, parameters, np.asarray(gain), 1.0 / gain))
+        total = np.zeros((width, width))
+        for turned in self._turned:
+            weight = 1.0 if turned.left is None else float(np.square(turned.left).mean())
+            total += weight * turned.gram()
+        self._factors = []
+        for basis in self.bases:
+            values, vectors = np.linalg.eigh(basis.T @ total @ basis)
+            inverse = reciprocal(values[:, None] + values[None, :], RELATIVE_CUT)
+            self._factors.append((vectors, inverse))
+
+    def _skew(self, vector: Vector) -> list[NDArray[np.float64]]:
+        """Skew matrices of every basis, from the entries above the diagonal, row by row."""
+        parts, start = [], 0
+        for basis in self.bases:
+            size = basis.shape[1]
+            rows, columns = np.triu_indices(size, 1)
+            part = np.zeros((size, size))
+            part[rows, columns] = vector[start : start + len(rows)]
+            parts.append(part - part.T)
+            start += len(rows)
+        return parts
+
+    def _upper(self, parts: list[NDArray[np.float64]]) -> Vector:
+        return np.concatenate([part[np.triu_indices(len(part), 1)] for part in parts])
+
+    def add(self, vector: Vector, directions: Directions) -> None:
+        """Add the directions of the skew matrix of ``vector``."""
+        parts = self._skew(vector)
+        skew = sum(
+            (basis @ part @ basis.T for basis, part in zip(self.bases, parts, strict=True)),
+            start=np.zeros((len(self.bases[0]),) * 2),
+        )
+        for turned in self._turned:
+            turned.add(skew, directions)
+
+    def pull(self, directions: Directions) -> Vector:
+        """Skew part of the sums of ``direction x^T``."""
+        width = len(self.bases[0])
+        total = np.zeros((width, width))
+        for turned in self._turned:
+            total += turned.pull(directions)
+        inside = [basis.T @ total @ basis for basis in self.bases]
+        return self._upper([part - part.T for part in inside])
+
+    def solve(self, vector: Vector) -> Vector:
+        """Solve the Lyapunov equation; exact without gains and with one basis."""
+        solved = []
+        for part, (vectors, inverse) in zip(self._skew(vector), self._factors, strict=True):
+            # The coordinates of a skew matrix are half of its entries, and so is the Gram map.
+            solved.append(vectors @ ((vectors.T @ part @ vectors) * inverse) @ vectors.T)
+        return self._upper(solved)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.parameters import Parameters
 from fiberscope.symmetry.base import Element, Slot
-from fiberscope.symmetry.general_linear import GeneralLinear
+from fiberscope.symmetry.general_linear import (
+    GeneralLinear,
+    GeneralLinearTangents,
+    Invert,
+    sylvester,
+)
+from fiberscope.symmetry.tangent_map import TangentMap, Vector, pseudo_inverse, reciprocal
 
 
 class RotaryCommutant(GeneralLinear):
@@ -116,3 +124,123 @@ class RotaryCommutant(GeneralLinear):
             if np.abs(matrix @ turn - turn @ matrix).max() > tolerance * np.abs(matrix).max():
                 return False
         return True
+
+    def tangent_map(self, parameters: Parameters) -> TangentMap:
+        """The directions of the general linear group, restricted to the commutant."""
+        return CommutantTangents(self, parameters)
+
+    @cached_property
+    def sparse_basis(self) -> SparseBasis:
+        """The basis as flat index arrays, for all generators of one copy at once."""
+        return SparseBasis(self._basis, self.width)
+
+
+class SparseBasis:
+    """Matrices with at most one entry in a row and a column, as flat arrays over their entries.
+
+    Attributes
+    ----------
+    generator, row, column, sign
+        Which matrix an entry belongs to, its place, and its value.
+    blocks
+        Generators grouped by shared rows.
+    """
+
+    def __init__(
+        self, basis: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], Any]], width: int
+    ) -> None:
+        self.size, self.width = len(basis), width
+        none = np.zeros(0, dtype=np.int64)
+        self.generator = np.repeat(np.arange(self.size), [len(rows) for rows, _, _ in basis])
+        self.row = np.concatenate([none, *(rows for rows, _, _ in basis)])
+        self.column = np.concatenate([none, *(columns for _, columns, _ in basis)])
+        self.sign = np.concatenate([np.zeros(0), *(np.asarray(s, float) for _, _, s in basis)])
+        self.position = self.row * width + self.column
+        linked = np.arange(width)
+        for rows, columns, _ in basis:
+            own = np.unique(linked[np.concatenate([rows, columns])])
+            if len(own) > 1:
+                linked[np.isin(linked, own)] = own[0]
+        label = np.zeros(self.size, dtype=np.int64)
+        label[self.generator] = linked[self.row]
+        self.blocks = [np.flatnonzero(label == value) for value in np.unique(label)]
+
+    def sums(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum the weights of all entries of each generator."""
+        return np.bincount(self.generator, weights, self.size).astype(np.float64)
+
+    def dense(self, members: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Matrices of some generators, shape ``(members, width, width)``."""
+        place = np.full(self.size, -1)
+        place[members] = np.arange(len(members))
+        number = place[self.generator]
+        inside = number >= 0
+        matrices = np.zeros((len(members), self.width, self.width))
+        matrices[number[inside], self.row[inside], self.column[inside]] = self.sign[inside]
+        return matrices
+
+
+LARGEST_GRAM = 512
+"""Generators of one block up to which their Gram matrix is inverted; beyond, its diagonal."""
+
+
+class CommutantTangents(GeneralLinearTangents):
+    """Directions of a linear subspace of matrices ``S``, given by a sparse basis.
+
+    Basis matrices that share no row or column have orthogonal directions, so the Gram matrix falls
+    into blocks. It is diagonal for a plane alone (a scaling and a turn), a Sylvester map for the
+    rows that are not rotated, and small for planes of equal frequency.
+    """
+
+    def __init__(self, group: RotaryCommutant, parameters: Parameters) -> None:
+        super().__init__(group, parameters)
+        self.basis = group.sparse_basis
+
+    def matrices(self, vector: Vector) -> NDArray[np.float64]:
+        """Sums of basis matrices, ``(copies, width, width)``."""
+        given = vector.reshape(self.copies, self.basis.size)
+        weights = given[:, self.basis.generator] * self.basis.sign
+        flat = [np.bincount(self.basis.position, row, self.width**2) for row in weights]
+        return np.stack(flat).astype(np.float64).reshape(self.copies, self.width, self.width)
+
+    def coordinates(self, matrices: NDArray[np.float64]) -> Vector:
+        """Inner products with the basis matrices."""
+        flat = matrices.reshape(self.copies, -1)[:, self.basis.position] * self.basis.sign
+        return np.concatenate([self.basis.sums(row) for row in flat])
+
+    def solve(self, vector: Vector) -> Vector:
+        """Invert the Gram matrix block by block; exact but for very large blocks."""
+        given = vector.reshape(self.copies, self.basis.size)
+        solved = given * self._diagonal
+        for members, invert in self._solvers:
+            solved[:, members] = invert(given[:, members])
+        return solved.reshape(-1)
+
+    @cached_property
+    def _diagonal(self) -> NDArray[np.float64]:
+        plain = np.diagonal(self.plain, axis1=1, axis2=2)[:, self.basis.column]
+        dual = np.diagonal(self.dual, axis1=1, axis2=2)[:, self.basis.row]
+        return np.stack([reciprocal(self.basis.sums(row)) for row in plain + dual])
+
+    @cached_property
+    def _solvers(self) -> list[tuple[NDArray[np.int64], Invert]]:
+        """Inverses of the blocks whose Gram matrix is not diagonal."""
+        solvers: list[tuple[NDArray[np.int64], Invert]] = []
+        for members in self.basis.blocks:
+            rows = np.unique(self.basis.row[np.isin(self.basis.generator, members)])
+            if len(members) == len(rows) ** 2 > 1:
+                window = np.ix_(np.arange(self.copies), rows, rows)
+                solvers.append((members, sylvester(self.plain[window], self.dual[window])))
+            elif 2 < len(members) <= LARGEST_GRAM:
+                solvers.append((members, self._dense_inverse(members)))
+        return solvers
+
+    def _dense_inverse(self, members: NDArray[np.int64]) -> Invert:
+        basis = self.basis.dense(members)
+        flat = basis.reshape(len(members), -1)
+        inverses = []
+        for plain, dual in zip(self.plain, self.dual, strict=True):
+            gram = flat @ (basis @ plain + dual @ basis).reshape(len(members), -1).T
+            inverses.append(pseudo_inverse((gram + gram.T) / 2))
+        stacked = np.stack(inverses)
+        return lambda given: np.einsum("cij,cj->ci", stacked, given)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.parameters import View
+from fiberscope.parameters import Parameters, View
 from fiberscope.symmetry.base import Element, Kind, Symmetry, touched
+from fiberscope.symmetry.tangent_map import Directions, TangentMap, Vector, reciprocal
 
 
 @dataclass(frozen=True)
@@ -96,3 +97,56 @@ class Scaling(Symmetry):
             shape = [value.shape[k] if k in axes else 1 for k in range(value.ndim)]
             factor = factor.reshape(shape)
             slot.view.write(parameters, value * factor)
+
+    def tangent_map(self, parameters: Parameters) -> TangentMap:
+        """``power * factor * value`` on every slot; the Gram matrix is diagonal."""
+        return _ScalingTangents(self, parameters)
+
+
+class _ScalingTangents(TangentMap):
+    """Every entry of a slot moves along its own value."""
+
+    def __init__(self, scaling: Scaling, parameters: Parameters) -> None:
+        self.generators = scaling.size
+        self._parts: list[Any] = []
+        gram = np.zeros(scaling.size)
+        for slot in scaling.slots:
+            value = np.asarray(slot.view.read(parameters), dtype=np.float64)
+            given = slot.axis if isinstance(slot.axis, tuple) else (slot.axis,)
+            axes = tuple(axis % value.ndim for axis in given)
+            shape = tuple(value.shape[k] if k in axes else 1 for k in range(value.ndim))
+            indices = slot.coordinate
+            coordinate = None if indices is None else np.asarray(indices, dtype=np.int64)
+            others = tuple(k for k in range(value.ndim) if k not in axes)
+            moved = slot.power * value
+            gram += self._gather(np.square(moved).sum(axis=others), coordinate)
+            letters = "abcdefgh"[: value.ndim]
+            kept = "".join(letters[k] for k in sorted(axes))
+            self._parts.append(
+                (slot.view, moved, coordinate, shape, f"{letters},{letters}->{kept}")
+            )
+        self._inverse = reciprocal(gram)
+
+    def _gather(self, sums: NDArray[Any], coordinate: NDArray[np.int64] | None) -> Vector:
+        if coordinate is None:
+            return sums.reshape(-1)
+        return np.bincount(coordinate, sums.reshape(-1), self.generators).astype(np.float64)
+
+    def add(self, vector: Vector, directions: Directions) -> None:
+        """Add ``power * factor * value``."""
+        for view, moved, coordinate, shape, _ in self._parts:
+            factor = vector if coordinate is None else vector[coordinate]
+            window = view.window(directions[view.tensor])
+            window += moved * factor.reshape(shape)
+
+    def pull(self, directions: Directions) -> Vector:
+        """Sums of ``power * value * direction`` over the entries of each factor."""
+        total = np.zeros(self.generators)
+        for view, moved, coordinate, _, sums in self._parts:
+            window = view.window(directions[view.tensor])
+            total += self._gather(np.einsum(sums, moved, window), coordinate)
+        return total
+
+    def solve(self, vector: Vector) -> Vector:
+        """Exact where no two slots share an entry."""
+        return self._inverse * vector

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.parameters import View
+from fiberscope.parameters import Parameters, View
 from fiberscope.symmetry.base import Element, Kind, Symmetry, touched
+from fiberscope.symmetry.tangent_map import SumOfTerms, TangentMap, Term
 
 Increments = Callable[[dict[str, NDArray[Any]], NDArray[Any]], Sequence[tuple[View, NDArray[Any]]]]
 """``(parameters, shift) -> [(view, increment)]``; the parameters are those before the shift."""
+
+Linear = Callable[[Parameters], tuple[Sequence[Term], NDArray[Any] | float]]
+"""``parameters -> (terms, Gram matrix or its diagonal)``."""
 
 
 class Translation(Symmetry):
@@ -28,6 +32,9 @@ class Translation(Symmetry):
         Computes the increments of one shift, read off the parameters before the shift. It must be
         linear in the shift, except that a shift may divide by a quantity it moves itself, as long
         as shifting twice equals shifting by the sum.
+    linear
+        The derivative of the increments at no shift, in closed form, for speed: computes the terms
+        at given parameters, and their Gram matrix (or its diagonal).
     """
 
     def __init__(
@@ -38,8 +45,10 @@ class Translation(Symmetry):
         increments: Increments,
         *,
         kind: Kind = Kind.EXACT,
+        linear: Linear | None = None,
     ) -> None:
         self.name, self.shape, self.kind = name, shape, kind
+        self.linear = linear
         self.views = tuple(view for view in views if view is not None)
         self.increments = increments
 
@@ -80,3 +89,9 @@ class Translation(Symmetry):
         for view, increment in self.increments(parameters, np.asarray(element)):
             window = view.window(parameters[view.tensor])
             window[...] = window + increment
+
+    def tangent_map(self, parameters: Parameters) -> TangentMap:
+        """The stated terms, or the list of directions where none are stated."""
+        if self.linear is None:
+            return super().tangent_map(parameters)
+        return SumOfTerms(self.generators, *self.linear(parameters))

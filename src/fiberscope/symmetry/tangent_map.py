@@ -1,0 +1,128 @@
+"""The tangent directions of a group as a linear map: from generators to parameters and back.
+
+``Symmetry.tangents`` lists the directions one by one, which is exact and simple but needs a full
+array for each. A tangent map applies all of them at once, in the time of reading the weights: what
+iterative methods need. Groups give it in closed form in their own files; the default here is the
+list itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.parameters import ParameterSpace, View
+
+Vector = NDArray[np.float64]
+Directions = dict[str, NDArray[np.float64]]
+"""Named arrays of the shapes of the parameters, float64 and contiguous."""
+
+RELATIVE_CUT = 1e-13
+"""Eigenvalues of a Gram matrix below this share of its largest count as zero: they belong to
+generators that move nothing (stabilizers), which no direction in the span needs."""
+
+
+class TangentMap(ABC):
+    """The linear map ``T`` from generator coordinates to directions, at fixed parameters.
+
+    Column ``i`` is row ``i`` of ``Symmetry.tangents``.
+    """
+
+    generators: int
+
+    @abstractmethod
+    def add(self, vector: Vector, directions: Directions) -> None:
+        """Add ``T vector`` into named arrays, in place; ``vector`` has shape ``(generators,)``."""
+
+    @abstractmethod
+    def pull(self, directions: Directions) -> Vector:
+        """Transpose: ``T^T directions``, shape ``(generators,)``."""
+
+    @abstractmethod
+    def solve(self, vector: Vector) -> Vector:
+        """Apply a symmetric, positive (semi)definite inverse of ``T^T T``, exact or approximate."""
+
+
+class ListedTangents(TangentMap):
+    """The default: the rows of ``Symmetry.tangents`` over the touched tensors, stored."""
+
+    def __init__(self, rows: NDArray[np.float64], space: ParameterSpace) -> None:
+        self.rows, self.space, self.generators = rows, space, len(rows)
+        self._inverse = pseudo_inverse(rows @ rows.T)
+
+    def add(self, vector: Vector, directions: Directions) -> None:
+        """Add the sum of the rows."""
+        for name, part in self.space.parameters(vector @ self.rows).items():
+            directions[name] += part
+
+    def pull(self, directions: Directions) -> Vector:
+        """Inner products with the rows."""
+        return self.rows @ self.space.vector({name: directions[name] for name in self.space.shapes})
+
+    def solve(self, vector: Vector) -> Vector:
+        """Apply the pseudo-inverse of the Gram matrix."""
+        return self._inverse @ vector
+
+
+class Term:
+    """A part of a tangent map that lands on one view: a linear function and its transpose.
+
+    ``forward`` takes a vector of generator coordinates to an array that broadcasts to the view,
+    ``transpose`` an array of the view's shape to a vector.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        forward: Callable[[Vector], NDArray[Any]],
+        transpose: Callable[[NDArray[Any]], NDArray[Any]],
+    ) -> None:
+        self.view, self.forward, self.transpose = view, forward, transpose
+
+
+class SumOfTerms(TangentMap):
+    """A tangent map written as terms, with its Gram matrix (full, or its diagonal)."""
+
+    def __init__(self, generators: int, terms: Sequence[Term], gram: NDArray[Any] | float) -> None:
+        self.generators, self.terms = generators, tuple(terms)
+        gram = np.asarray(gram, dtype=np.float64)
+        self._inverse = pseudo_inverse(gram) if gram.ndim == 2 else reciprocal(gram)
+
+    def add(self, vector: Vector, directions: Directions) -> None:
+        """Add every term into its view."""
+        for term in self.terms:
+            window = term.view.window(directions[term.view.tensor])
+            window += term.forward(vector)
+
+    def pull(self, directions: Directions) -> Vector:
+        """Sum of the transposed terms."""
+        total = np.zeros(self.generators)
+        for term in self.terms:
+            total += term.transpose(term.view.window(directions[term.view.tensor])).reshape(-1)
+        return total
+
+    def solve(self, vector: Vector) -> Vector:
+        """Apply the pseudo-inverse of the Gram matrix."""
+        if self._inverse.ndim == 2:
+            return self._inverse @ vector
+        return self._inverse * vector
+
+
+def reciprocal(values: NDArray[Any], cut: float = 0.0) -> NDArray[np.float64]:
+    """Reciprocals of nonnegative numbers; zero where they are at most ``cut`` of the largest.
+
+    Sums of squares need no cut; eigenvalues carry the rounding of the largest.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    kept = values > cut * values.max(initial=0.0)
+    return np.where(kept, 1.0 / np.where(kept, values, 1.0), 0.0)
+
+
+def pseudo_inverse(gram: NDArray[Any]) -> NDArray[np.float64]:
+    """Pseudo-inverse of a symmetric positive semidefinite matrix."""
+    values, vectors = np.linalg.eigh(gram)
+    return (vectors * reciprocal(values, RELATIVE_CUT)) @ vectors.T
