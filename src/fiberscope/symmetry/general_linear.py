@@ -131,6 +131,11 @@ class GeneralLinearTangents(TangentMap):
                 self.plain += rows @ rows.swapaxes(1, 2)
             self._slots.append((slot, rows, moved.shape))
 
+    @property
+    def sides(self) -> tuple[Vector, Vector]:  # type: ignore[override]
+        """Coordinates of ``A`` and of ``B``."""
+        return self.coordinates(self.plain), self.coordinates(self.dual)
+
     def matrices(self, vector: Vector) -> NDArray[np.float64]:
         """Matrices ``S`` of a vector of generator coordinates, ``(copies, width, width)``."""
         return vector.reshape(self.copies, self.width, self.width)

@@ -193,6 +193,8 @@ class _RotationTangents(TangentMap):
 
     def __init__(self, group: ResidualRotation, parameters: Parameters) -> None:
         self.generators, self.bases = group.generators, group.bases
+        weighed = any(norm.gain is not None or norm.bias is not None for norm in group.norms)
+        self.exact = len(group.bases) == 1 and not weighed
         width = group.bases[0].shape[0]
         self._turned = [_Turned(slot, parameters) for slot in group.writers]
         for norm in group.norms:

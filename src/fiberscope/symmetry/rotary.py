@@ -143,7 +143,11 @@ class SparseBasis:
     generator, row, column, sign
         Which matrix an entry belongs to, its place, and its value.
     blocks
-        Generators grouped by shared rows.
+        Generators grouped by shared rows and columns.
+    full
+        For each block, whether it holds every matrix on its rows.
+    largest_block
+        Size of the largest block that is not full.
     """
 
     def __init__(
@@ -164,6 +168,12 @@ class SparseBasis:
         label = np.zeros(self.size, dtype=np.int64)
         label[self.generator] = linked[self.row]
         self.blocks = [np.flatnonzero(label == value) for value in np.unique(label)]
+        self.full = [
+            len(block) == len(np.unique(self.row[np.isin(self.generator, block)])) ** 2
+            for block in self.blocks
+        ]
+        sizes = [len(b) for b, full in zip(self.blocks, self.full, strict=True) if not full]
+        self.largest_block = max(sizes, default=0)
 
     def sums(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum the weights of all entries of each generator."""
@@ -195,6 +205,7 @@ class CommutantTangents(GeneralLinearTangents):
     def __init__(self, group: RotaryCommutant, parameters: Parameters) -> None:
         super().__init__(group, parameters)
         self.basis = group.sparse_basis
+        self.exact = self.basis.largest_block <= LARGEST_GRAM
 
     def matrices(self, vector: Vector) -> NDArray[np.float64]:
         """Sums of basis matrices, ``(copies, width, width)``."""
@@ -226,9 +237,9 @@ class CommutantTangents(GeneralLinearTangents):
     def _solvers(self) -> list[tuple[NDArray[np.int64], Invert]]:
         """Inverses of the blocks whose Gram matrix is not diagonal."""
         solvers: list[tuple[NDArray[np.int64], Invert]] = []
-        for members in self.basis.blocks:
-            rows = np.unique(self.basis.row[np.isin(self.basis.generator, members)])
-            if len(members) == len(rows) ** 2 > 1:
+        for members, full in zip(self.basis.blocks, self.basis.full, strict=True):
+            if full and len(members) > 1:
+                rows = np.unique(self.basis.row[np.isin(self.basis.generator, members)])
                 window = np.ix_(np.arange(self.copies), rows, rows)
                 solvers.append((members, sylvester(self.plain[window], self.dual[window])))
             elif 2 < len(members) <= LARGEST_GRAM:

@@ -109,7 +109,7 @@ class _ScalingTangents(TangentMap):
     def __init__(self, scaling: Scaling, parameters: Parameters) -> None:
         self.generators = scaling.size
         self._parts: list[Any] = []
-        gram = np.zeros(scaling.size)
+        gram, left, right = (np.zeros(scaling.size) for _ in range(3))
         for slot in scaling.slots:
             value = np.asarray(slot.view.read(parameters), dtype=np.float64)
             given = slot.axis if isinstance(slot.axis, tuple) else (slot.axis,)
@@ -119,12 +119,16 @@ class _ScalingTangents(TangentMap):
             coordinate = None if indices is None else np.asarray(indices, dtype=np.int64)
             others = tuple(k for k in range(value.ndim) if k not in axes)
             moved = slot.power * value
-            gram += self._gather(np.square(moved).sum(axis=others), coordinate)
+            squares = self._gather(np.square(moved).sum(axis=others), coordinate)
+            gram += squares
+            side = left if slot.power > 0 else right
+            side += squares / abs(slot.power)
             letters = "abcdefgh"[: value.ndim]
             kept = "".join(letters[k] for k in sorted(axes))
             self._parts.append(
                 (slot.view, moved, coordinate, shape, f"{letters},{letters}->{kept}")
             )
+        self.sides = left, right
         self._inverse = reciprocal(gram)
 
     def _gather(self, sums: NDArray[Any], coordinate: NDArray[np.int64] | None) -> Vector:

@@ -30,9 +30,21 @@ class TangentMap(ABC):
     """The linear map ``T`` from generator coordinates to directions, at fixed parameters.
 
     Column ``i`` is row ``i`` of ``Symmetry.tangents``.
+
+    Attributes
+    ----------
+    generators
+        Number of columns.
+    exact
+        Whether ``solve`` inverts the Gram matrix on its range to rounding.
+    sides
+        Where two sides are traded against each other: the coordinates of ``T^T theta`` that each
+        contributes, whose difference gradient flow conserves (no offsets). None elsewhere.
     """
 
     generators: int
+    exact: bool = True
+    sides: tuple[Vector, Vector] | None = None
 
     @abstractmethod
     def add(self, vector: Vector, directions: Directions) -> None:
