@@ -196,6 +196,7 @@ CASES: tuple[tuple[Config, str], ...] = (
     (vit("ViTForImageClassification", num_hidden_layers=2, num_labels=6, qkv_bias=False), "logits"),
     (vit("ViTForImageClassification", num_hidden_layers=2, num_labels=6), "probabilities"),
     (t5(), "logits"),
+    (t5(num_layers=2, num_decoder_layers=2), "logits"),
     (t5(tie_word_embeddings=False, feed_forward_proj="gated-gelu"), "probabilities"),
     (t5("T5EncoderModel"), "hidden"),
 )

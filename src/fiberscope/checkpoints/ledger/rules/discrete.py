@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import lgamma, log, log10
 
 from fiberscope.checkpoints.architecture.program import (
@@ -34,8 +34,8 @@ def log10_factorial(n: int) -> float:
 
 def discrete_items(wiring: Wiring, continuous: list[Item]) -> Iterator[Item]:
     """All discrete symmetries; the continuous items tell how many components their groups have."""
-    for attention in wiring.attentions:
-        yield from _heads(attention)
+    for sharing in sharing_positions(wiring.attentions):
+        yield from _heads(sharing)
     for layer in wiring.mlps:
         yield _neurons(layer)
         if layer.activation is Activation.ODD:
@@ -58,14 +58,39 @@ def _item(mechanism: str, layer: int | None, order: float, build: object, where:
     )
 
 
-def _heads(a: Attention) -> Iterator[Item]:
-    views = [a.query, a.key, a.value, a.output, a.query_bias, a.key_bias, a.value_bias]
+def sharing_positions(attentions: Sequence[Attention]) -> list[tuple[Attention, ...]]:
+    """Attentions gathered by the position table that their heads' scores read, the owner first.
+
+    The heads of all layers that add one table are named by its columns; those without a table
+    stand alone.
+    """
+    gathered: list[list[Attention]] = []
+    owner: list[Attention] | None = None
+    for attention in attentions:
+        if attention.position_table is not None:
+            owner = [attention]
+            gathered.append(owner)
+        elif attention.relative_positions is not None and owner is not None:
+            owner.append(attention)
+        else:
+            gathered.append([attention])
+    return [tuple(sharing) for sharing in gathered]
+
+
+def _heads(sharing: tuple[Attention, ...]) -> Iterator[Item]:
+    a = sharing[0]
+    layer = a.layer if len(sharing) == 1 else None
+    where = a.label if len(sharing) == 1 else f"{a.label} and all that share its positions"
+    views: list[View | None] = []
+    for each in sharing:
+        views += [each.query, each.key, each.value, each.output]
+        views += [each.query_bias, each.key_bias, each.value_bias]
 
     def groups() -> Symmetry:
         slots = [Slot(view, 0) for view in views if view is not None]
         if a.position_table is not None:
             slots.append(Slot(a.position_table, 1))
-        return Permutation(f"{a.label}: {GROUP_PERMUTATION}", a.groups, slots)
+        return Permutation(f"{where}: {GROUP_PERMUTATION}", a.groups, slots)
 
     def inside() -> Symmetry:
         slots = [Slot(view, 1) for view in (a.query, a.output, a.query_bias) if view is not None]
@@ -75,7 +100,7 @@ def _heads(a: Attention) -> Iterator[Item]:
 
     if a.groups > 1:
         order = log10_factorial(a.groups)
-        yield _item(GROUP_PERMUTATION, a.layer, order, groups, a.label)
+        yield _item(GROUP_PERMUTATION, layer, order, groups, where)
     if a.heads_per_group > 1 and a.position_table is None:
         order = a.groups * log10_factorial(a.heads_per_group)
         yield _item(HEAD_PERMUTATION, a.layer, order, inside, a.label)
