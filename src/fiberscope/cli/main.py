@@ -68,6 +68,10 @@ COMMANDS: Table = {
     "recover": (
         "Parameters from an oracle, up to symmetry.",
         {
+            "attention": (
+                "fiberscope.cli.recover_attention:command",
+                "Attention heads from queries to a black box.",
+            ),
             "deep-attention": (
                 "fiberscope.cli.recover_deep_attention:command",
                 "Exact recovery of deep attention from an oracle.",

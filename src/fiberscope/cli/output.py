@@ -68,8 +68,8 @@ def check_new_file(path: Path, overwrite: bool) -> None:
         raise InputError(f"{parent} is no directory, so {name} cannot be written; create it first")
 
 
-def write_file(path: Path, text: str, overwrite: bool) -> None:
-    """Write UTF-8 text beside its place and move it there whole.
+def write_file(path: Path, text: str | bytes, overwrite: bool) -> None:
+    """Write UTF-8 text, or bytes, beside its place and move it there whole.
 
     Raises
     ------
@@ -80,10 +80,10 @@ def write_file(path: Path, text: str, overwrite: bool) -> None:
     written = None
     try:
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name[:64]}.", delete=False
+            "wb", dir=path.parent, prefix=f".{path.name[:64]}.", delete=False
         ) as stream:
             written = Path(stream.name)
-            stream.write(text)
+            stream.write(text.encode("utf-8") if isinstance(text, str) else text)
         # Temporary files are private; a report gets what any new file gets.
         mask = os.umask(0)
         os.umask(mask)

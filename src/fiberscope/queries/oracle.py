@@ -92,14 +92,14 @@ class Oracle(Protocol):
     arithmetic: Arithmetic
     identity: str
 
-    def answer(self, sequences: Sequence[NDArray[Any]], bits: int = BALL_BITS) -> Sequence[Any]:
+    def answer(self, sequences: Any, bits: int = BALL_BITS) -> Any:
         """Answer every sequence with one number, in order.
 
         Parameters
         ----------
         sequences
-            Arrays of shape ``(N, width)``, ``N >= 1`` differing between sequences or not (one array
-            of shape ``(n, N, width)`` is allowed). The last token asks, all tokens are attended
+            List of arrays of shape ``(N, width)`` whose ``N >= 1`` may differ, or one array of
+            shape ``(n, N, width)``. The last token asks, all tokens are attended
             to. float64 on the oracle's grid; for balls object arrays of
             :class:`fractions.Fraction`.
         bits
@@ -107,9 +107,9 @@ class Oracle(Protocol):
 
         Returns
         -------
-        Sequence
-            floats (NaN and infinity allowed: the scale of the probes then backs off); for balls
-            ``flint.arb`` enclosing the true values.
+        sequence
+            One each: floats (NaN and infinity allowed: the scale of the probes then backs off);
+            for balls ``flint.arb`` enclosing the true values.
         """
 
 

@@ -174,9 +174,9 @@ class NotOfThisFormError(Exception):
     """
 
     def __init__(self, test: str, identity: str, violation: float, threshold: float) -> None:
-        super().__init__(
-            f"not of this form: {identity} fails ({test}) by {violation:.2g}, where noise explains "
-            f"{threshold:.2g}"
-        )
+        how = f"by {violation:.2g}, where noise explains {threshold:.2g}"
+        if violation == float("inf"):
+            how = "with NaN or infinity"
+        super().__init__(f"not of this form: {identity} fails ({test}) {how}")
         self.test, self.identity = test, identity
         self.violation, self.threshold = violation, threshold

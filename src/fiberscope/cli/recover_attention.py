@@ -1,0 +1,210 @@
+"""`fiberscope recover attention`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fiberscope.cli.output import check_new_file, console, print_json, progress, write_file
+from fiberscope.queries.oracle import Arithmetic
+from fiberscope.verdict import Outcome
+
+if TYPE_CHECKING:
+    from fiberscope.queries.heads import AttentionHeads
+    from fiberscope.queries.session import Purpose, QuerySession
+
+_PRECISIONS = click.Choice(["coarse", "full"])
+
+
+@click.command("attention")
+@click.option(
+    "--oracle",
+    "source",
+    required=True,
+    help="python:module:function, an .onnx file, an http(s):// address, or an .npz of W and v.",
+)
+@click.option("--width", type=click.IntRange(min=1), help="Entries of a token.")
+@click.option(
+    "--arithmetic",
+    type=click.Choice([each.value for each in Arithmetic]),
+    help="What a weights file computes in, or what the oracle's answers are taken for.",
+)
+@click.option("--heads", type=int, help="Number of heads, if known.")
+@click.option("--heads-at-most", type=int, help="A bound on the number of heads.")
+@click.option("--rank", type=int, help="One head: a bound on the rank of W.")
+@click.option("--noise", type=float, help="One head: a bound on the error of every answer.")
+@click.option("--token-bound", type=float, help="Largest 2-norm of a token to send.")
+@click.option("--precision", type=_PRECISIONS, default="full", show_default=True)
+@click.option("--max-queries", type=click.IntRange(min=1), help="Stop before asking more.")
+@click.option(
+    "--transcript",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of queries and answers: an interrupted run asks none of them again.",
+)
+@click.option("--batch", type=click.IntRange(min=1), default=1024, show_default=True)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Batches under way at once.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="npz file for W and v.")
+@click.option("--overwrite", is_flag=True, help="Replace the file that -o names.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    source: str,
+    width: int | None,
+    arithmetic: str | None,
+    heads: int | None,
+    heads_at_most: int | None,
+    rank: int | None,
+    noise: float | None,
+    token_bound: float | None,
+    precision: str,
+    max_queries: int | None,
+    transcript: Path | None,
+    batch: int,
+    workers: int,
+    seed: int,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> int:
+    """Learn the heads of an attention layer from its answers alone.
+
+    The oracle answers token sequences of any length with one number, read at the last token. Exit
+    codes: 0 recovered and checked on fresh queries, 1 not of this form, 2 not recovered, 3 bad
+    input.
+    """
+    from fiberscope.queries.loading import load_oracle
+    from fiberscope.queries.recover import Request, recover_attention
+    from fiberscope.queries.result import NotOfThisFormError, NotRecoveredError
+    from fiberscope.queries.session import QuerySession
+    from fiberscope.queries.transcript import Transcript
+
+    request = Request(heads, heads_at_most, rank, noise, token_bound, precision == "full")
+    if out is not None:
+        check_new_file(out, overwrite)
+    oracle = load_oracle(source, width, None if arithmetic is None else Arithmetic(arithmetic))
+    with Transcript(transcript) as record, progress() as tick:
+
+        def report(queries: int, purpose: Purpose) -> None:
+            if tick is not None:
+                what = f"{queries} queries, last for {purpose.value.replace('_', ' ')}"
+                tick(queries, max_queries or 0, what)
+
+        session = QuerySession(
+            oracle,
+            max_queries=max_queries,
+            transcript=record,
+            batch=batch,
+            workers=workers,
+            progress=report,
+        )
+        try:
+            found = recover_attention(session, request, seed)
+        except NotOfThisFormError as error:
+            return _refused(
+                "not_of_this_form", str(error), (), session, source, as_json, error.test
+            )
+        except NotRecoveredError as error:
+            return _refused(
+                "not_recovered", error.reason, error.notes, session, source, as_json, None
+            )
+    if out is not None:
+        write_file(out, _npz(found.heads), overwrite)
+    plain = {**_head(source, session, seed), "outcome": "recovered", **found.to_dict()}
+    if as_json:
+        print_json(plain)
+    else:
+        _print(plain, out)
+    return 0
+
+
+def _head(source: str, session: QuerySession, seed: int | None = None) -> dict[str, Any]:
+    head = {
+        "schema": "fiberscope/recover/1",
+        "family": "attention",
+        "oracle": source,
+        "arithmetic": session.arithmetic.value,
+        "sent": session.asked,
+        "replayed": session.replayed,
+    }
+    return head if seed is None else {**head, "seed": seed}
+
+
+def _refused(
+    outcome: str,
+    reason: str,
+    notes: tuple[str, ...],
+    session: QuerySession,
+    source: str,
+    as_json: bool,
+    test: str | None,
+) -> int:
+    from fiberscope.queries.result import queries_to_dict
+
+    if as_json:
+        print_json(
+            {
+                **_head(source, session),
+                "outcome": outcome,
+                "reason": reason,
+                "failed_test": test,
+                "notes": list(notes),
+                "queries": queries_to_dict(session.counts),
+            }
+        )
+    else:
+        shown = console()
+        word = "NOT OF THIS FORM" if test else "NOT RECOVERED"
+        shown.print(f"{word}: {reason.removeprefix('not of this form: ')}", markup=False)
+        for note in notes:
+            shown.print(f"  {note}", markup=False)
+        shown.print(f"{session.queries} queries", markup=False)
+    return Outcome.DIFFERENT.exit_code if test else Outcome.UNDECIDED.exit_code
+
+
+def _npz(heads: AttentionHeads) -> bytes:
+    import numpy as np
+
+    middle = heads.middle()
+    stream = io.BytesIO()
+    np.savez(stream, W=middle.W, v=middle.v)
+    return stream.getvalue()
+
+
+def _print(plain: dict[str, Any], out: Path | None) -> None:
+    from rich.table import Table
+
+    shown = console()
+    count, width = plain["heads"], plain["width"]
+    title = f"{count} head{'' if count == 1 else 's'} of width {width} ({plain['method']})"
+    table = Table(title=title, show_header=False)
+    precision = plain["precision"]
+    if precision["worst_head_bits"] is not None:
+        pairs = zip(precision["W_bits"], precision["v_bits"], strict=True)
+        bits = ", ".join(f"{w:.0f} / {v:.0f}" for w, v in pairs)
+        table.add_row("bits of W / v, each head", bits)
+        table.add_row("", f"{precision['kind']}: {precision['how']}")
+    queries = plain["queries"]
+    for name in ("recovery", "class_tests", "retries", "final_check", "total"):
+        entry = queries[name]
+        text = f"{entry['queries']}, at most {entry['longest']} tokens" if entry["queries"] else "0"
+        table.add_row(f"queries: {name.replace('_', ' ')}", text)
+    if plain["replayed"]:
+        table.add_row("answered by the transcript", str(plain["replayed"]))
+    check = plain["final_check"]
+    within = f"{check['queries']} fresh sequences up to {check['longest']} tokens agree"
+    table.add_row("final check", f"{within}, worst deviation {check['deviation']:.2g}")
+    table.add_row("what stays open", plain["ambiguity"])
+    for note in plain["notes"]:
+        table.add_row("note", note)
+    if out is not None:
+        table.add_row("written", click.format_filename(out))
+    shown.print(table)

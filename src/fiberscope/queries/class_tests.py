@@ -1,0 +1,280 @@
+r"""Is the oracle a sum of attention heads? Identities that every such function satisfies.
+
+With ``f(X) = sum_h sum_i softmax_i(x_i^T W_h x_N) x_i^T v_h`` and tokens ``y + z_i`` before a last
+token ``y``, softmax forgets ``y^T W_h y``; ``F(Z, y) = f([y + z_1; ..; y]) - f([y])`` depends on
+``z_i^T W_h y`` and ``z_i^T v_h`` only. Hence
+
+==================  ===============================================================
+test                identity
+==================  ===============================================================
+repeat              the same sequence has the same answer, within the noise
+linear              ``f([a x + b y]) = a f([x]) + b f([y])``
+permutation         reordering all tokens but the last changes nothing
+duplication         every token three times changes nothing
+oddness             ``f(-X) = -f(X)``
+reflection          ``F(z, y) + F(z, -y) = f([z])`` for a single ``z``
+scale               ``F(s Z, y / s) = s F(Z, y)``
+constant sequence   ``f([x; x; ...]) = f([x])``
+==================  ===============================================================
+
+Every identity reads ``sum_k c_k f(X_k) = 0``; a violation counts where noise cannot explain it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.queries.noise import REPETITIONS, NoiseLevel, measured_noise, shown_arithmetic
+from fiberscope.queries.oracle import Arithmetic
+from fiberscope.queries.result import NotOfThisFormError
+from fiberscope.queries.session import Purpose, QuerySession
+from fiberscope.queries.token_scale import TokenScale, find_token_scale
+
+LONG = 65
+"""Tokens of the long sequences: beyond a sliding window of 64."""
+DRAWS = 6
+SCALES = (0.5, 1.0, 2.0)
+MARGIN = {
+    Arithmetic.FLOAT64: 2.0**11,
+    Arithmetic.FLOAT32: 2.0**7,
+    Arithmetic.BFLOAT16: 2.0**4,
+    Arithmetic.BALLS: 0.0,
+}
+"""Times the unit roundoff and the size of what is added up: what rounding may explain."""
+NOISE_SHARE = 0.1
+"""Repeated answers that spread by more than this share of the answers are no function."""
+
+IDENTITIES = {
+    "repeat": "the same sequence has the same answer",
+    "linear": "f([a x + b y]) = a f([x]) + b f([y])",
+    "permutation": "reordering the tokens before the last changes nothing",
+    "duplication": "repeating every token three times changes nothing",
+    "oddness": "f(-X) = -f(X)",
+    "reflection": "f([y+z; y]) - f([y]) + f([z-y; -y]) - f([-y]) = f([z])",
+    "scale": "f([y/s + s z_i; y/s]) - f([y/s]) = s (f([y + z_i; y]) - f([y]))",
+    "constant sequence": "f([x; x; ..; x]) = f([x])",
+}
+
+
+@dataclass(frozen=True)
+class ClassTest:
+    """Result of one identity over all draws.
+
+    Attributes
+    ----------
+    name, identity
+        Key and value of :data:`IDENTITIES`.
+    violation, threshold
+        The draw with the largest ratio of the two (balls: a proved lower bound against zero).
+    """
+
+    name: str
+    identity: str
+    violation: float
+    threshold: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether noise explains the violation."""
+        return self.violation <= self.threshold
+
+
+@dataclass(frozen=True)
+class ClassTests:
+    """All identities, with the noise and the token scale found on the way."""
+
+    tests: tuple[ClassTest, ...]
+    noise: NoiseLevel
+    scale: TokenScale
+    queries: int
+
+    @property
+    def failed(self) -> tuple[ClassTest, ...]:
+        """Tests that noise does not explain, in the order of :data:`IDENTITIES`."""
+        return tuple(test for test in self.tests if not test.passed)
+
+    def require(self) -> None:
+        """Raise :class:`NotOfThisFormError` for the first failed test."""
+        for test in self.failed:
+            raise NotOfThisFormError(test.name, test.identity, test.violation, test.threshold)
+
+
+@dataclass(frozen=True)
+class _Term:
+    coefficient: float
+    tokens: NDArray[Any]
+    repetition: int = 0
+
+
+def class_tests(
+    session: QuerySession,
+    rng: np.random.Generator,
+    *,
+    declared_noise: float | None = None,
+    token_bound: float | None = None,
+) -> ClassTests:
+    """Test all identities on random sequences; about 120 queries.
+
+    The arithmetic that the answers show replaces the declared one where it is coarser, so that
+    later tokens are sent on its grid.
+
+    Raises
+    ------
+    NotOfThisFormError
+        If no token size gives finite answers, or repeated answers have nothing in common. Failed
+        identities are returned; see `ClassTests.require`.
+    """
+    before = session.queries
+    scale = find_token_scale(session, rng, token_bound)
+    balls = session.arithmetic is Arithmetic.BALLS
+    repeated, reach = _repeat(session, rng, scale)
+    if balls:
+        noise = NoiseLevel(0.0, sources=("ball enclosures",))
+        spread = 0.0 if all(a.overlaps(b) for row in repeated for a, b in _pairs(row)) else 1.0
+        results = [ClassTest("repeat", IDENTITIES["repeat"], spread, 0.0)]
+    else:
+        _check_repeat(repeated)
+        shown = np.concatenate([scale.answers, repeated.reshape(-1)])
+        session.arithmetic = shown_arithmetic(shown, session.arithmetic)
+        results = []
+    groups = list(_identities(session, rng, scale))
+    terms = [term for _, draw in groups for term in draw]
+    answers = session.ask([term.tokens for term in terms], Purpose.CLASS_TESTS)
+    if not balls:
+        noise = measured_noise(session.arithmetic, repeated, reach, answers, declared_noise)
+        spread = float(np.max(repeated.max(axis=1) - repeated.min(axis=1)))
+        allowed = spread if spread <= NOISE_SHARE * np.abs(repeated).max() else 0.0
+        results = [ClassTest("repeat", IDENTITIES["repeat"], spread, allowed)]
+    gain = 0.0 if balls else _gain(terms, answers)
+    found: dict[str, ClassTest] = {}
+    at = 0
+    for name, draw in groups:
+        part = answers[at : at + len(draw)]
+        at += len(draw)
+        test = _judge(name, draw, part, noise, gain, session.arithmetic)
+        if name not in found or _ratio(test) > _ratio(found[name]):
+            found[name] = test
+    tests = (*results, *(found[name] for name in IDENTITIES if name in found))
+    return ClassTests(tests, noise, scale, session.queries - before)
+
+
+def _pairs(row: Any) -> Iterator[tuple[Any, Any]]:
+    return ((row[0], other) for other in row[1:])
+
+
+def _repeat(
+    session: QuerySession, rng: np.random.Generator, scale: TokenScale
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Answers ``(4, REPETITIONS)`` to four sequences, two each of two sizes; largest norms."""
+    factors = (0.25, 0.25, 2.0, 2.0)
+    sequences = [_draw(session, rng, 5, factor * scale.size) for factor in factors]
+    columns = [
+        session.ask(sequences, Purpose.CLASS_TESTS, repetition=k) for k in range(REPETITIONS)
+    ]
+    reach = [np.linalg.norm(each.astype(np.float64), axis=1).max() for each in sequences]
+    return np.stack(columns, axis=1), np.array(reach)
+
+
+def _check_repeat(repeated: NDArray[np.float64]) -> None:
+    if not np.isfinite(repeated).all():
+        raise NotOfThisFormError("finite", "every answer is a finite number", np.inf, 0.0)
+    spread = float(np.sqrt(np.mean(repeated.var(axis=1, ddof=1))))
+    scale = float(np.abs(repeated).max())
+    if spread > NOISE_SHARE * scale:
+        raise NotOfThisFormError("repeat", IDENTITIES["repeat"], spread, NOISE_SHARE * scale)
+
+
+def _draw(
+    session: QuerySession, rng: np.random.Generator, length: int, size: float
+) -> NDArray[Any]:
+    """Tokens of 2-norm about ``size`` on a coarse dyadic grid, exact in every arithmetic.
+
+    Six binary digits relative to the size: sums of two tokens and powers of two times them are
+    then exact as well, and an identity is tested at exactly the sequences it speaks of.
+    """
+    tokens = rng.standard_normal((length, session.width)) / np.sqrt(session.width)
+    grid = 2.0 ** (np.floor(np.log2(size / np.sqrt(session.width))) - 5)
+    tokens = np.round(size * tokens / grid) * grid
+    tokens[~tokens.any(axis=1), 0] = grid
+    return session.representable(tokens)
+
+
+def _identities(
+    session: QuerySession, rng: np.random.Generator, scale: TokenScale
+) -> Iterator[tuple[str, list[_Term]]]:
+    for draw in range(DRAWS):
+        size = SCALES[draw % len(SCALES)] * scale.size
+        length = LONG if draw % 2 else 5
+        x, y, z = (_draw(session, rng, 1, size) for _ in range(3))
+        X = _draw(session, rng, length, size)
+        Z = _draw(session, rng, 33 if draw % 2 else 2, size)
+        if draw < 4:
+            sent = session.representable(2 * x - y)
+            yield "linear", [_Term(1, sent), _Term(-2, x), _Term(1, y)]
+        order = np.concatenate([rng.permutation(length - 1), [length - 1]])
+        if length == 5:
+            order = np.array([3, 0, 1, 2, 4])
+        yield "permutation", [_Term(1, X[order]), _Term(-1, X)]
+        yield "duplication", [_Term(1, np.repeat(X, 3, axis=0)), _Term(-1, X)]
+        yield "oddness", [_Term(1, -X), _Term(1, X)]
+        yield (
+            "reflection",
+            [
+                _Term(1, np.concatenate([y + z, y])),
+                _Term(-1, y),
+                _Term(1, np.concatenate([z - y, -y])),
+                _Term(-1, -y),
+                _Term(-1, z),
+            ],
+        )
+        s = 2 if draw % 2 else 4
+        yield (
+            "scale",
+            [
+                _Term(1, np.concatenate([y / s + s * Z, y / s])),
+                _Term(-1, y / s),
+                _Term(-s, np.concatenate([y + Z, y])),
+                _Term(s, y),
+            ],
+        )
+        yield "constant sequence", [_Term(1, np.repeat(x, LONG, axis=0)), _Term(-1, x)]
+
+
+def _gain(terms: list[_Term], answers: NDArray[np.float64]) -> float:
+    """Largest answer per token length: stands for the sizes of the value vectors."""
+    reach = np.array([np.linalg.norm(term.tokens, axis=1).max() for term in terms])
+    values = np.abs(answers) / reach
+    return float(values[np.isfinite(values)].max(initial=0.0))
+
+
+def _judge(
+    name: str,
+    draw: list[_Term],
+    answers: NDArray[Any],
+    noise: NoiseLevel,
+    gain: float,
+    arithmetic: Arithmetic,
+) -> ClassTest:
+    if arithmetic is Arithmetic.BALLS:
+        total = sum(int(t.coefficient) * a for t, a in zip(draw, answers, strict=True))
+        return ClassTest(name, IDENTITIES[name], float(abs(total).lower()), 0.0)
+    weights = np.array([term.coefficient for term in draw])
+    reach = np.array([np.linalg.norm(term.tokens, axis=1).max() for term in draw])
+    violation = abs(float(weights @ answers))
+    if not np.isfinite(violation):
+        violation = float("inf")
+    sizes = np.abs(weights) * (gain * reach)
+    threshold = MARGIN[arithmetic] * noise.unit * sizes.sum()
+    threshold += 2 * noise.absolute * np.abs(weights).sum()
+    return ClassTest(name, IDENTITIES[name], violation, float(threshold))
+
+
+def _ratio(test: ClassTest) -> float:
+    if test.violation == 0:
+        return 0.0
+    return test.violation / test.threshold if test.threshold else float("inf")

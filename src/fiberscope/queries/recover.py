@@ -1,0 +1,210 @@
+"""Recover attention heads from an oracle: class tests, a method, the final check."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fiberscope.errors import InputError
+from fiberscope.queries.class_tests import ClassTests, class_tests
+from fiberscope.queries.final_check import FinalCheck, final_check
+from fiberscope.queries.heads import AttentionHeads
+from fiberscope.queries.noise import NoiseLevel
+from fiberscope.queries.oracle import Arithmetic
+from fiberscope.queries.result import (
+    BoundKind,
+    Estimate,
+    NotRecoveredError,
+    Recovery,
+)
+from fiberscope.queries.session import QuerySession
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is known or wished beforehand.
+
+    Attributes
+    ----------
+    heads
+        Number of heads, if known.
+    heads_at_most
+        A bound on it.
+    rank
+        A bound on the rank of the one head's ``W``.
+    noise
+        A bound on the error of every answer.
+    token_bound
+        Largest 2-norm of a token that the oracle accepts.
+    full
+        The full precision of many heads in floating point, not only a coarse answer.
+    """
+
+    heads: int | None = None
+    heads_at_most: int | None = None
+    rank: int | None = None
+    noise: float | None = None
+    token_bound: float | None = None
+    full: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "heads_at_most", "rank"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name.replace('_', '-')} must be positive, got {value}")
+        for name in ("noise", "token_bound"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < math.inf):
+                raise InputError(f"--{name.replace('_', '-')} must be positive, got {value}")
+        if self.heads is not None and self.heads_at_most is not None:
+            raise InputError("give --heads or --heads-at-most, not both")
+        if self.rank is not None and (self.heads or self.heads_at_most or 1) != 1:
+            raise InputError("--rank is for one head: leave out the number of heads")
+
+    @property
+    def one_head(self) -> bool:
+        """Whether a single head is promised."""
+        return self.rank is not None or 1 in (self.heads, self.heads_at_most)
+
+
+def recover_attention(session: QuerySession, request: Request, seed: int = 0) -> Recovery:
+    """Learn the heads ``{(W_h, v_h)}`` from queries, or say why not.
+
+    Class tests come first; then the method that fits the request; then the final check, which every
+    answer passes.
+
+    Parameters
+    ----------
+    session
+        The oracle.
+    request
+        What is known.
+    seed
+        Of all probes: the same seed asks the same queries.
+
+    Raises
+    ------
+    NotOfThisFormError
+        If an identity of all attention layers fails beyond the noise.
+    NotRecoveredError
+        If the answer could not be found, or fails the final check.
+    InputError
+        If the request makes no sense for this oracle, or the queries are spent.
+    """
+    streams = np.random.default_rng(seed).spawn(3)
+    tests = class_tests(
+        session, streams[0], declared_noise=request.noise, token_bound=request.token_bound
+    )
+    tests.require()
+    estimate = _estimate(session, request, tests, streams[1])
+    check = checked(session, estimate, tests, request, streams[2])
+    return Recovery(
+        estimate,
+        tests.noise,
+        session.counts,
+        check,
+        statistics={"class_tests": tests.tests, "token_scale": tests.scale.size},
+    )
+
+
+def _estimate(
+    session: QuerySession, request: Request, tests: ClassTests, rng: np.random.Generator
+) -> Estimate:
+    if session.arithmetic is Arithmetic.BALLS:
+        if request.noise is not None:
+            raise InputError("--noise is for floating-point oracles: a ball encloses its error")
+        if request.one_head:
+            from fiberscope.queries.one_head_balls import recover_one_head_in_balls
+
+            return recover_one_head_in_balls(session, request.rank, rng)
+        if request.heads is None and request.heads_at_most is None:
+            raise InputError("a ball oracle needs --heads H or --heads-at-most H0")
+        from fiberscope.queries.many_heads.balls import recover_heads_in_balls
+
+        return _as_estimate(
+            recover_heads_in_balls(
+                session, heads=request.heads, heads_at_most=request.heads_at_most, rng=rng
+            )
+        )
+    if request.noise is not None:
+        from fiberscope.queries.one_head_noise import recover_one_head_with_noise
+
+        if not request.one_head and (request.heads or request.heads_at_most):
+            raise InputError("--noise is for one head: no guarantee is known for more")
+        return recover_one_head_with_noise(session, request.noise, tests.scale, rng)
+    if request.rank is not None and request.rank < session.width:
+        from fiberscope.queries.one_head_low_rank import recover_low_rank_head
+
+        return recover_low_rank_head(session, tests.noise, tests.scale, request.rank, rng)
+    if request.one_head:
+        from fiberscope.queries.one_head import recover_one_head
+
+        return recover_one_head(session, tests.noise, tests.scale, rng)
+    from fiberscope.queries.many_heads.floats import recover_heads_in_floats
+
+    return _as_estimate(
+        recover_heads_in_floats(
+            session,
+            heads=request.heads or request.heads_at_most,
+            rng=rng,
+            precision="full" if request.full else "coarse",
+        )
+    )
+
+
+def _as_estimate(found: Estimate) -> Estimate:
+    return found
+
+
+def checked(
+    session: QuerySession,
+    estimate: Estimate,
+    tests: ClassTests,
+    request: Request,
+    rng: np.random.Generator,
+) -> FinalCheck:
+    """The final check of an estimate.
+
+    Deviations must be explained by the noise and by the precision that the estimate itself claims;
+    an answer of which this demands nothing is none.
+
+    Raises
+    ------
+    NotRecoveredError
+        If it fails.
+    """
+    heads = estimate.heads
+    bits = estimate.precision.bits
+    certified = estimate.precision.kind is BoundKind.CERTIFIED
+    relative = 0.0 if bits is None or certified else 2.0**-bits
+    check = final_check(
+        session,
+        heads.evaluate_many,
+        heads.size,
+        _noise_without_heads(tests.noise, heads),
+        rng,
+        token_size=tests.scale.size,
+        relative=relative,
+        token_bound=request.token_bound,
+    )
+    if not check.passed:
+        raise NotRecoveredError(
+            f"the final check failed: a fresh query deviates by {check.deviation:.2g} where "
+            f"{check.threshold:.2g} is explained; {_advice(session, request)}"
+        )
+    return check
+
+
+def _noise_without_heads(noise: NoiseLevel, heads: AttentionHeads) -> NoiseLevel:
+    """Without heads the prediction is zero, and so must be the answers."""
+    return replace(noise, unit=0.0) if heads.count == 0 else noise
+
+
+def _advice(session: QuerySession, request: Request) -> str:
+    if request.rank is not None:
+        return "the rank or the number of heads is larger, or another --seed may do"
+    if request.one_head:
+        return "there is more than one head: try --heads-at-most"
+    return "more heads, or another --seed, may do"
