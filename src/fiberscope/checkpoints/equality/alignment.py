@@ -1,0 +1,224 @@
+"""Aligning two checkpoints, block by block, and measuring what no symmetry explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fiberscope.checkpoints.architecture.program import Activation, Attention, Mlp
+from fiberscope.checkpoints.equality.folded import FoldedMlp, FoldedModel, Vectors
+from fiberscope.checkpoints.equality.frame import Frame, candidates
+from fiberscope.checkpoints.equality.heads import HeadMatch, carried, match_heads
+from fiberscope.checkpoints.equality.neurons import (
+    NeuronMatch,
+    Scales,
+    carried_mlp,
+    match_neurons,
+    scales_of,
+)
+from fiberscope.checkpoints.equality.statistic import Statistic, statistic
+from fiberscope.checkpoints.ledger import Ledger
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Alignment:
+    """What carries one model to another as well as any symmetry can.
+
+    Attributes
+    ----------
+    statistics
+        One per circuit or tensor, in the order of the network.
+    heads, neurons
+        Per layer, by label.
+    reasons
+        Why agreement or difference would not be conclusive.
+    mismatches
+        Differences no number measures: blocks that do not correspond.
+    """
+
+    frame: Frame
+    statistics: list[Statistic] = field(default_factory=list)
+    heads: dict[str, HeadMatch] = field(default_factory=dict)
+    neurons: dict[str, NeuronMatch] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    uncertainty: tuple[float, str] = (0.0, "")
+
+
+def align(
+    first: FoldedModel, second: FoldedModel, ledger: Ledger, progress: Progress | None = None
+) -> Alignment:
+    """Find the frame, then match every block in it.
+
+    Parameters
+    ----------
+    first, second
+        Models of one wiring (numbers of groups and neurons may differ where some are dead).
+    ledger
+        What acts on the first.
+    """
+    blocks = _blocks(first, second)
+    steps = len(blocks) + 2
+
+    def tick(number: int, what: str) -> None:
+        if progress is not None:
+            progress(number, steps, what)
+
+    tick(0, "frame of the residual stream")
+    found = Alignment(*_frame(first, second, ledger))
+    for number, (a, b) in enumerate(blocks):
+        tick(number + 1, b.label)
+        _block(first, second, a, b, found)
+    tick(len(blocks) + 1, "norms and head")
+    for one, other in zip(first.kept, second.kept, strict=True):
+        found.statistics.append(_kept(one, other, found.frame))
+    for one, other in zip(first.constants, second.constants, strict=True):
+        found.statistics.append(_vectors(one, other, found.frame))
+    _head(first, second, found)
+    return found
+
+
+def _blocks(first: FoldedModel, second: FoldedModel) -> list[tuple[Attention | Mlp, Attention | Mlp]]:
+    """Sublayers in the order of the network."""
+    ordered = []
+    for model in (first, second):
+        blocks: list[Attention | Mlp] = []
+        attentions, mlps = list(model.wiring.attentions), list(model.wiring.mlps)
+        for stream in model.wiring.architecture.streams:
+            for step in stream.steps:
+                for branch in getattr(step, "branches", ()):
+                    blocks += branch.sublayers
+        assert len(blocks) == len(attentions) + len(mlps)
+        ordered.append(blocks)
+    return list(zip(*ordered, strict=True))
+
+
+def _frame(
+    first: FoldedModel, second: FoldedModel, ledger: Ledger
+) -> tuple[Frame, list[Statistic]]:
+    """The first frame in which the tables agree, or the one in which they differ least."""
+    best: tuple[Frame, list[Statistic]] | None = None
+    for frame in candidates(first, second, ledger):
+        parts = [
+            _vectors(a, b, frame) for a, b in zip(first.tables, second.tables, strict=True)
+        ]
+        parts += [_kept(a, b, frame) for a, b in zip(first.kept, second.kept, strict=True)]
+        if all(part.is_same for part in parts):
+            return frame, parts[: len(first.tables)]
+        if best is None or _badness(parts) < _badness(best[1]):
+            best = frame, parts
+    assert best is not None
+    return best[0], best[1][: len(first.tables)]
+
+
+def _badness(parts: list[Statistic]) -> float:
+    return max((part.rms for part in parts), default=0.0)
+
+
+def _vectors(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
+    return statistic(b.label, b.array, frame.carry(a.array), rotated=frame.rotated)
+
+
+def _kept(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
+    """Gains follow their coordinates and keep their sign; biases are vectors."""
+    if a.kind == "vector":
+        return _vectors(a, b, frame)
+    if a.kind == "signed gain":
+        return statistic(b.label, b.array, frame.carry(a.array))
+    matrix = np.abs(frame.matrix) if not frame.rotated else frame.matrix**2
+    return statistic(b.label, b.array, a.array.turned(matrix, -1), rotated=False)
+
+
+def _block(
+    first: FoldedModel,
+    second: FoldedModel,
+    a: Attention | Mlp,
+    b: Attention | Mlp,
+    found: Alignment,
+) -> None:
+    rotated = found.frame.rotated
+    if isinstance(a, Attention):
+        assert isinstance(b, Attention)
+        heads = match_heads(
+            carried(first.attention(a), found.frame), second.attention(b), rotated=rotated
+        )
+        found.heads[b.label] = heads
+        found.statistics += heads.statistics
+        if heads.mismatch:
+            found.mismatches.append(heads.mismatch)
+        if heads.uncertainty[0] > found.uncertainty[0]:
+            found.uncertainty = heads.uncertainty
+        return
+    assert isinstance(b, Mlp)
+    one, other = carried_mlp(first.mlp(a), found.frame), second.mlp(b)
+    scales = scales_of(other, b.activation, b.activation_name, True)
+    _take(match_neurons(one, other, scales, rotated=rotated), found)
+
+
+def _take(neurons: NeuronMatch, found: Alignment) -> None:
+    found.neurons[neurons.label] = neurons
+    found.statistics += neurons.statistics
+    if neurons.mismatch:
+        found.mismatches.append(neurons.mismatch)
+    if neurons.reason:
+        found.reasons.append(neurons.reason)
+
+
+def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
+    """Dense layer, unembedding and constants of the logits."""
+    frame = found.frame
+    one, other = first.dense, second.dense
+    (rows_a, bias_a), (rows_b, bias_b) = first.unembedding, second.unembedding
+    head = second.wiring.head
+    if one is None or other is None or head is None or head.dense is None:
+        if rows_a is not None and rows_b is not None:
+            found.statistics.append(_vectors(rows_a, rows_b, frame))
+    elif head.norm is not None and second.wiring.tied:
+        # The columns of a tied table name the units of the dense layer too.
+        order = np.abs(frame.matrix).argmax(axis=1)
+        moved = carried_mlp(one, frame, down_moves=False)
+        moved = _renamed(moved, order)
+        assert rows_a is not None and rows_b is not None
+        found.statistics.append(
+            statistic(other.label, other.up, moved.up, rotated=frame.rotated)
+        )
+        if moved.up_constant is not None and other.up_constant is not None:
+            found.statistics.append(
+                statistic(
+                    f"{other.label} constant",
+                    other.up_constant.reshaped(1, -1),
+                    moved.up_constant.reshaped(1, -1),
+                )
+            )
+        turned = rows_a.array.take(order, -1)
+        found.statistics.append(statistic(rows_b.label, rows_b.array, turned))
+    else:
+        scales = scales_of(other, head.dense.activation, head.dense.activation_name,
+                           head.norm is None)
+        moved = carried_mlp(one, frame, down_moves=False)
+        _take(match_neurons(moved, other, Scales(False, scales.homogeneous, scales.power,
+                                                 scales.odd), rotated=frame.rotated), found)
+    if bias_a is not None and bias_b is not None:
+        found.statistics.append(
+            statistic("constants of the logits", bias_b.reshaped(1, -1), bias_a.reshaped(1, -1))
+        )
+
+
+def _renamed(f: FoldedMlp, order: np.ndarray) -> FoldedMlp:
+    """Units of the dense layer in another order."""
+    constant = None if f.up_constant is None else f.up_constant.take(order, 0)
+    return FoldedMlp(
+        f.label, f.layer, f.mlp, f.up.take(order, 0), f.down.take(order, 0), constant
+    )
+
+
+def first_difference(statistics: list[Statistic]) -> Iterator[Statistic]:
+    """Statistics that rounding cannot explain, in the order of the network."""
+    yield from (part for part in statistics if part.is_different)
+
+
+__all__ = ["Activation", "Alignment", "align", "first_difference"]

@@ -1,0 +1,246 @@
+"""Changes of basis between factor pairs, by weighted maximum likelihood.
+
+For factor pairs with one product, ``P' = M P`` and ``D' = M^-H D`` (so ``D = M^H D'``), with
+rounding in ``P'`` and ``D'``: the stationary condition in M is the Sylvester equation
+
+    M (P P^H W) + (R D' D'^H) M = P' P^H W + R D' D^H,   R = row noise of P',  W = M^H C M,
+
+with C the row noise of D'. It is solved by two eigendecompositions, batched over circuits, W is
+updated, and the solution is refined on its residuals. An unweighted fit is off by orders of
+magnitude when M is ill-conditioned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROUNDS = 4
+REFINEMENTS = 2
+GOOD_ENOUGH = 1.2
+"""Weighted squared residual per degree of freedom at which the iteration stops."""
+
+
+@dataclass
+class BasisChange:
+    """Fitted matrices ``M`` and ``N = M^-H``, both of shape ``(batch, r, r)``."""
+
+    matrix: NDArray[Any]
+    dual: NDArray[Any]
+
+    @property
+    def condition(self) -> NDArray[np.float64]:
+        """Condition number of every matrix."""
+        values = np.linalg.svd(self.matrix, compute_uv=False)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = values[..., 0] / values[..., -1]
+        return np.where(np.isfinite(ratio), ratio, np.inf)
+
+
+def adjoint(matrix: NDArray[Any]) -> NDArray[Any]:
+    """Conjugate transpose of the last two axes."""
+    return np.conj(np.swapaxes(matrix, -1, -2))
+
+
+def fit_basis(
+    plain: NDArray[Any],
+    plain_moved: NDArray[Any],
+    dual: NDArray[Any],
+    dual_moved: NDArray[Any],
+    plain_noise: NDArray[np.float64],
+    dual_noise: NDArray[np.float64],
+) -> BasisChange:
+    """Fit ``plain_moved = M plain`` and ``dual_moved = M^-H dual``.
+
+    Parameters
+    ----------
+    plain, plain_moved
+        Shape ``(batch, r, n)``, real or complex.
+    dual, dual_moved
+        Shape ``(batch, r, k)``.
+    plain_noise, dual_noise
+        Mean variance of every row of the moved factors, shape ``(batch, r)``.
+    """
+    r = plain.shape[-2]
+    if r == 1:
+        return _fit_scalar(plain, plain_moved, dual, dual_moved, plain_noise, dual_noise)
+    noise = np.maximum(plain_noise, _smallest(plain_moved))
+    back = np.maximum(dual_noise, _smallest(dual_moved))
+    gram = plain @ adjoint(plain)
+    gram_moved = dual_moved @ adjoint(dual_moved)
+    cross = plain_moved @ adjoint(plain)
+    cross_dual = dual_moved @ adjoint(dual)
+    freedom = plain.shape[-2] * (plain.shape[-1] + dual.shape[-1] - r)
+    starts = (
+        lambda: _divide(cross, gram),
+        lambda: _divide_left(gram_moved, cross_dual),
+        lambda: _solve(gram, gram_moved, cross + cross_dual, _eye(gram), np.ones_like(noise)),
+    )
+    best, best_score = _eye(gram).astype(cross.dtype), np.full(len(gram), np.inf)
+    for start in starts:
+        # Well-conditioned circuits need no iteration: what already looks like rounding is done.
+        open_ = np.flatnonzero(best_score > GOOD_ENOUGH * max(freedom, 1))
+        if not open_.size:
+            break
+        first = start()[open_]
+        problem = _Problem(
+            plain[open_],
+            plain_moved[open_],
+            dual[open_],
+            dual_moved[open_],
+            noise[open_],
+            back[open_],
+            gram[open_],
+            gram_moved[open_],
+            cross[open_],
+            cross_dual[open_],
+        )
+        for matrix, score in problem.climb(first, GOOD_ENOUGH * max(freedom, 1)):
+            better = score < best_score[open_]
+            best[open_[better]] = matrix[better]
+            best_score[open_[better]] = score[better]
+    return BasisChange(best, adjoint(_inverse(best)))
+
+
+@dataclass
+class _Problem:
+    """Circuits whose fit is still open."""
+
+    plain: NDArray[Any]
+    plain_moved: NDArray[Any]
+    dual: NDArray[Any]
+    dual_moved: NDArray[Any]
+    noise: NDArray[np.float64]
+    back: NDArray[np.float64]
+    gram: NDArray[Any]
+    gram_moved: NDArray[Any]
+    cross: NDArray[Any]
+    cross_dual: NDArray[Any]
+
+    def climb(
+        self, matrix: NDArray[Any], enough: float
+    ) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
+        """The start and its improvements, each with its weighted squared residual."""
+        score = self.score(matrix)
+        yield matrix, score
+        for _ in range(ROUNDS):
+            if (score <= enough).all():
+                return
+            weight = adjoint(matrix) @ (self.back[..., None] * matrix)
+            matrix = self.solve(self.cross, self.cross_dual, weight)
+            for _ in range(REFINEMENTS):
+                left = (self.plain_moved - matrix @ self.plain) @ adjoint(self.plain)
+                right = self.dual_moved @ adjoint(self.dual - adjoint(matrix) @ self.dual_moved)
+                matrix = matrix + self.solve(left, right, weight)
+            score = self.score(matrix)
+            yield matrix, score
+
+    def solve(
+        self, left: NDArray[Any], right: NDArray[Any], weight: NDArray[Any]
+    ) -> NDArray[Any]:
+        return _solve(self.gram, self.gram_moved, (left, right), weight, self.noise)
+
+    def score(self, matrix: NDArray[Any]) -> NDArray[np.float64]:
+        """Weighted squared residuals in the moved coordinates."""
+        first = np.abs(self.plain_moved - matrix @ self.plain) ** 2 / self.noise[..., None]
+        dual = adjoint(_inverse(matrix)) @ self.dual
+        second = np.abs(self.dual_moved - dual) ** 2 / self.back[..., None]
+        total = first.sum(axis=(-1, -2)) + second.sum(axis=(-1, -2))
+        return np.asarray(np.where(np.isfinite(total), total, np.inf))
+
+
+def _fit_scalar(
+    plain: NDArray[Any],
+    plain_moved: NDArray[Any],
+    dual: NDArray[Any],
+    dual_moved: NDArray[Any],
+    plain_noise: NDArray[np.float64],
+    dual_noise: NDArray[np.float64],
+) -> BasisChange:
+    """One factor a pair: ``p' = z p`` and ``d = conj(z) d'``, linear in z."""
+    noise = np.maximum(plain_noise, _smallest(plain_moved))[..., 0]
+    back = np.maximum(dual_noise, _smallest(dual_moved))[..., 0]
+    over = (plain_moved * np.conj(plain)).sum(axis=(-1, -2))
+    under = (np.abs(plain) ** 2).sum(axis=(-1, -2))
+    over_dual = (dual_moved * np.conj(dual)).sum(axis=(-1, -2))
+    under_dual = (np.abs(dual_moved) ** 2).sum(axis=(-1, -2))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.where(under > 0, over / under, np.where(under_dual > 0, over_dual / under_dual, 1.0))
+        for _ in range(3):
+            size = np.abs(z) ** 2
+            weight = np.where(size > 0, noise / (back * np.where(size > 0, size, 1.0)), 0.0)
+            total = under + weight * under_dual
+            z = np.where(total > 0, (over + weight * over_dual) / total, 1.0)
+        dual_z = np.where(z != 0, 1.0 / np.conj(np.where(z != 0, z, 1.0)), 0.0)
+    return BasisChange(z[:, None, None], dual_z[:, None, None])
+
+
+def _smallest(moved: NDArray[Any]) -> NDArray[np.float64]:
+    """A variance below which float64 itself cannot see, per row."""
+    size = (np.abs(moved) ** 2).mean(axis=-1)
+    largest = size.max(axis=-1, keepdims=True)
+    floor: NDArray[np.float64] = np.maximum(size, 1e-12 * largest) * (16 * np.finfo(np.float64).eps) ** 2
+    return np.maximum(floor, np.finfo(np.float64).tiny)
+
+
+def _eye(matrix: NDArray[Any]) -> NDArray[Any]:
+    return np.broadcast_to(np.eye(matrix.shape[-1]), matrix.shape)
+
+
+def _spectral(matrix: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    values, vectors = np.linalg.eigh(matrix)
+    return np.maximum(values, 0.0), vectors
+
+
+def _root(weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Square root of a positive matrix and its pseudo-inverse."""
+    values, vectors = _spectral(weight)
+    root = np.sqrt(values)
+    cut = root.max(axis=-1, keepdims=True) * 1e-12
+    inverse = np.where(root > cut, 1.0 / np.where(root > cut, root, 1.0), 0.0)
+    lead = vectors * root[..., None, :]
+    return lead @ adjoint(vectors), (vectors * inverse[..., None, :]) @ adjoint(vectors)
+
+
+def _solve(
+    gram: NDArray[Any],
+    gram_moved: NDArray[Any],
+    right: NDArray[Any] | tuple[NDArray[Any], NDArray[Any]],
+    weight: NDArray[Any],
+    noise: NDArray[np.float64],
+) -> NDArray[Any]:
+    """Solve ``M gram W + R gram_moved M = left W + R right`` by two eigendecompositions."""
+    root, inverse_root = _root(weight)
+    spread = np.sqrt(noise)
+    a_values, a_vectors = _spectral(spread[..., None] * gram_moved * spread[..., None, :])
+    b_values, b_vectors = _spectral(root @ gram @ root)
+    if isinstance(right, tuple):
+        left, behind = right
+        # R^-1/2 (left W + R behind) W^-1/2
+        target = (left @ root) / spread[..., None] + (spread[..., None] * behind) @ inverse_root
+    else:
+        target = (right / spread[..., None]) @ inverse_root
+    target = adjoint(a_vectors) @ target @ b_vectors
+    total = a_values[..., :, None] + b_values[..., None, :]
+    cut = total.max(axis=(-1, -2), keepdims=True) * 1e-15
+    with np.errstate(divide="ignore", invalid="ignore"):
+        solved = np.where(total > cut, target / total, 0.0)
+    middle = a_vectors @ solved @ adjoint(b_vectors)
+    return np.asarray((spread[..., None] * middle) @ root)
+
+
+def _divide(cross: NDArray[Any], gram: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(cross @ np.linalg.pinv(gram, rcond=1e-13, hermitian=True))
+
+
+def _divide_left(gram: NDArray[Any], cross: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(np.linalg.pinv(gram, rcond=1e-13, hermitian=True) @ cross)
+
+
+def _inverse(matrix: NDArray[Any]) -> NDArray[Any]:
+    """Inverse; directions in which a rank-deficient circuit leaves it open go to zero."""
+    return np.linalg.pinv(matrix, rcond=1e-13)

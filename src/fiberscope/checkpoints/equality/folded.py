@@ -1,0 +1,393 @@
+"""The neutral form: every constant, gain and unread direction folded away.
+
+What is left of a checkpoint are circuits on which only changes of basis, scalings, permutations
+and the frame of the residual stream still act. With ``x`` a normalised value, a reader
+``W (gain * x + bias) + b`` becomes ``(W diag(gain)) x + (b + W bias)``; behind a LayerNorm ``x``
+sums to zero, so the rows are centred, and where every reader of the stream is a LayerNorm, so is
+what is written. Constant values pass through the outputs into the step's bias. Nothing is divided
+by, so zero gains need no special case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fiberscope.checkpoints.architecture.program import Attention, Mlp, NormKind, Observable
+from fiberscope.checkpoints.equality.noisy import Noisy, joined, rounding_variance
+from fiberscope.checkpoints.equality.stored import StoredModel
+from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free, unrotated_index
+from fiberscope.checkpoints.ledger.wiring import Point, Reader, Role, Segment
+from fiberscope.parameters import View
+
+
+@dataclass
+class FoldedAttention:
+    """Heads in neutral form.
+
+    Attributes
+    ----------
+    query, query_constant
+        Shapes ``(G, m, r, d)`` and ``(G, m, r)``.
+    key, key_constant
+        Shapes ``(G, r, d)`` and ``(G, r)``; constants of rows without position are dropped.
+    value, output
+        Shapes ``(G, s, d)`` and ``(G, m, s, d)``.
+    query_gain, key_gain
+        Gains of the norms of queries and keys, shape ``(r,)``.
+    table
+        Position table with its mean over buckets removed, shape ``(G, m, buckets)``.
+    """
+
+    attention: Attention
+    query: Noisy
+    key: Noisy
+    value: Noisy
+    output: Noisy
+    query_constant: Noisy | None = None
+    key_constant: Noisy | None = None
+    query_gain: Noisy | None = None
+    key_gain: Noisy | None = None
+    table: Noisy | None = None
+
+
+@dataclass
+class FoldedMlp:
+    """Neurons in neutral form: up and gate ``(f, d)``, constants ``(f,)``, down ``(f, d)``."""
+
+    label: str
+    layer: int | None
+    mlp: Mlp | None
+    up: Noisy
+    down: Noisy
+    up_constant: Noisy | None = None
+    gate: Noisy | None = None
+    gate_constant: Noisy | None = None
+
+
+@dataclass
+class Vectors:
+    """Vectors along the stream that only the frame moves: shape ``(count, d)``.
+
+    ``kind`` says how signs act: ``"vector"``, ``"gain"`` (keeps its sign) or ``"signed gain"``
+    (the gain of a norm in front of a tied table, which takes the stream's sign back).
+    """
+
+    label: str
+    array: Noisy
+    kind: str = "vector"
+
+
+class FoldedModel:
+    """Neutral form of a stored model, one block at a time."""
+
+    def __init__(self, model: StoredModel) -> None:
+        self.model = model
+        self.wiring = model.wiring
+
+    # --- building blocks -------------------------------------------------------------------
+
+    def _gain(self, point: Point) -> Noisy | None:
+        return None if point.norm.gain is None else self.model.read(point.norm.gain)
+
+    def _constant_input(self, point: Point) -> Noisy | None:
+        return None if point.norm.bias is None else self.model.read(point.norm.bias)
+
+    def reader(self, reader: Reader, point: Point) -> tuple[Noisy, Noisy | None]:
+        """Folded rows ``(..., d)`` of a linear map and its constant ``(...)``."""
+        rows = self.model.read(reader.weight)
+        constant = None if reader.bias is None else self.model.read(reader.bias)
+        if (bias := self._constant_input(point)) is not None:
+            brought = rows.dot(bias)
+            constant = brought if constant is None else constant + brought
+        if (gain := self._gain(point)) is not None:
+            rows = rows.times(gain)
+        if point.norm.kind is NormKind.LAYER:
+            rows = rows.centred(-1)
+        return rows, constant
+
+    def write(self, array: Noisy, segment: Segment, axis: int = -1) -> Noisy:
+        """What a writer adds, less what nobody reads."""
+        return array.centred(axis) if segment.blind else array
+
+    # --- blocks ----------------------------------------------------------------------------
+
+    def attention(self, attention: Attention) -> FoldedAttention:
+        """Neutral form of one attention."""
+        wiring, a = self.wiring, attention
+        parts: dict[Role, tuple[Noisy, Noisy | None]] = {}
+        for role in (Role.QUERY, Role.KEY, Role.VALUE):
+            reader = wiring.reader_of(a, role)
+            parts[role] = self.reader(reader, wiring.point_of(a, role))
+        key, key_constant = parts[Role.KEY]
+        if key_constant is not None and a.key_norm is None:
+            dead = unrotated_index(a)
+            key_constant.value[:, dead] = 0.0
+            key_constant.variance[:, dead] = 0.0
+            if len(dead) == a.key_width:
+                key_constant = None
+        table = None
+        if a.position_table is not None:
+            whole = self.model.read(a.position_table)
+            whole = Noisy(whole.value.transpose(1, 2, 0), whole.variance.transpose(1, 2, 0))
+            live = self._live_buckets(a, whole.shape[-1])
+            table = whole.take(live, 2).centred(-1)
+        return FoldedAttention(
+            a,
+            parts[Role.QUERY][0],
+            key,
+            parts[Role.VALUE][0],
+            self.write(self.model.read(a.output), wiring.segment_of(a)),
+            parts[Role.QUERY][1],
+            key_constant,
+            self._norm_gain(a.query_norm),
+            self._norm_gain(a.key_norm),
+            table,
+        )
+
+    def _norm_gain(self, norm: object) -> Noisy | None:
+        gain = getattr(norm, "gain", None)
+        return None if gain is None else self.model.read(gain)
+
+    def _live_buckets(self, a: Attention, buckets: int) -> list[int]:
+        """Buckets that some distance reaches: the others are unread parameters."""
+        assert a.position_table is not None
+        marks = np.ones(self.model.architecture.tensors[a.position_table.tensor])
+        for unread in self.wiring.unread:
+            if unread.view.tensor == a.position_table.tensor:
+                unread.view.window(marks)[...] = 0.0
+        seen = a.position_table.window(marks).reshape(buckets, -1)
+        return [bucket for bucket in range(buckets) if seen[bucket].any()]
+
+    def mlp(self, mlp: Mlp) -> FoldedMlp:
+        """Neutral form of one MLP."""
+        wiring, m = self.wiring, mlp
+        point = wiring.point_reading(m.up)
+        readers = {reader.weight: reader for reader in point.readers}
+        up, up_constant = self.reader(readers[m.up], point)
+        gate = gate_constant = None
+        if m.gate is not None:
+            gate, gate_constant = self.reader(readers[m.gate], point)
+        down = self.model.read(m.down)
+        down = Noisy(np.ascontiguousarray(down.value.T), np.ascontiguousarray(down.variance.T))
+        down = self.write(down, wiring.segment_writing(m.down))
+        return FoldedMlp(m.label, m.layer, m, up, down, up_constant, gate, gate_constant)
+
+    # --- vectors along the stream ----------------------------------------------------------
+
+    @cached_property
+    def tables(self) -> list[Vectors]:
+        """Embedding tables, constants moved between them to a fixed place."""
+        found: list[Vectors] = []
+        seen: set[View] = set()
+        for segment in self.wiring.segments:
+            if segment.embedding is None:
+                continue
+            writers = [writer for writer in segment.writers if writer.layer is None]
+            arrays = {}
+            for name in dict.fromkeys(writer.view.tensor for writer in writers):
+                stored = self.model.tensor(name)
+                arrays[name] = Noisy(stored.astype(np.float64), rounding_variance(stored))
+            self._move_constants(segment, arrays)
+            for writer in writers:
+                rows = _window(writer.view, arrays)
+                rows = Noisy(rows.value + writer.view.offset, rows.variance)
+                rows = self.write(rows.reshaped(-1, segment.width), segment)
+                if writer.view not in seen:  # encoder and decoder can share a table
+                    found.append(Vectors(writer.label, rows))
+                seen.add(writer.view)
+        return found
+
+    def _move_constants(self, segment: Segment, arrays: dict[str, Noisy]) -> None:
+        """Give every table of a sum but one the mean zero; a tied table keeps its own."""
+        tied = {writer.view.tensor for writer in segment.writers if writer.tied}
+        embedding = segment.embedding
+        assert embedding is not None
+        width = segment.width
+        parts: dict[View, None] = {}
+        into: dict[View, None] = {}
+        for tables in embedding.sums:
+            free = [table for table in tables if table.tensor not in tied]
+            held = [table for table in tables if table.tensor in tied]
+            if held and free:
+                parts |= dict.fromkeys(held)
+                into |= dict.fromkeys(free[:1])
+        if parts:
+            # A row that no input looks up has a freedom of its own and must not count.
+            looked_up = [w.view for w in segment.writers if w.tied and w.layer is None]
+            moved = self._tied_constant(joined([_rows(v, arrays, width) for v in looked_up], 0))
+            if moved is not None:
+                for view in parts:
+                    _shift(view, arrays, moved.scaled(-1.0))
+                for view in into:
+                    _shift(view, arrays, moved)
+        for tables in embedding.sums:
+            free = [table for table in tables if table.tensor not in tied]
+            for table in free[1:]:
+                rows = _rows(table, arrays, width)
+                mean = Noisy(rows.value.mean(axis=0), rows.variance.mean(axis=0) / len(rows.value))
+                _shift(table, arrays, mean.scaled(-1.0))
+                _shift(free[0], arrays, mean)
+
+    def _tied_constant(self, rows: Noisy) -> Noisy | None:
+        """The common part of a tied table's rows that another table could carry."""
+        point, head = self.wiring.tied_point, self.wiring.head
+        if point is None or head is None:
+            return None
+        count, width = rows.shape
+        mean = Noisy(rows.value.mean(axis=0), rows.variance.mean(axis=0) / count)
+        if self.wiring.observable is Observable.PROBABILITIES:
+            return mean
+        if point.norm.kind is not NormKind.LAYER:
+            return None
+        if head.output_bias is None and point.norm.bias is not None:
+            return None
+        gain = self._gain(point) or Noisy.exact(np.ones(width))
+        if not gain.value.all():
+            return None
+        along = mean.dot(gain)
+        inverse = Noisy(1.0 / gain.value, gain.variance / gain.value**4)
+        return inverse.times(Noisy(along.value / width, along.variance / width**2))
+
+    @cached_property
+    def kept(self) -> list[Vectors]:
+        """Gains and biases that no linear map can take over, and are determined themselves."""
+        found = []
+        for point in self.wiring.points:
+            if point.norm.gain is not None and not point.only_linear:
+                gain = self.model.read(point.norm.gain)
+                head = self.wiring.head
+                signed = head is not None and point.norm is head.norm
+                kind = "signed gain" if signed else "gain"
+                found.append(Vectors(f"{point.norm.label} gain", gain.reshaped(1, -1), kind))
+            if point.norm.bias is not None and self._keeps_bias(point):
+                bias = self.model.read(point.norm.bias)
+                found.append(Vectors(f"{point.norm.label} bias", bias.reshaped(1, -1)))
+        return found
+
+    @staticmethod
+    def _keeps_bias(point: Point) -> bool:
+        return not point.only_linear and not norm_bias_is_free(point)
+
+    @cached_property
+    def constants(self) -> list[Vectors]:
+        """What every step adds whatever the input: biases, constant values, carried biases."""
+        found = []
+        for number, segment in enumerate(self.wiring.segments):
+            absorbed = set()
+            for step, (layer, biases) in enumerate(segment.biases):
+                total = Noisy.exact(np.zeros(segment.width))
+                for bias in biases:
+                    total = total + self.model.read(bias)
+                for a in self.wiring.attentions:
+                    reader = self.wiring.reader_of(a, Role.VALUE)
+                    if reader.absorbing_biases == biases:
+                        absorbed.add(id(a))
+                        if (lands := self._constant_values(a)) is not None:
+                            total = total + lands
+                carried = segment.carries
+                if (
+                    carried is not None
+                    and carried.carried_biases == biases
+                    and carried.norm.bias is not None
+                    and norm_bias_is_free(carried)
+                ):
+                    total = total + self.model.read(carried.norm.bias)
+                rows = self.write(total.reshaped(1, -1), segment)
+                found.append(Vectors(f"{_place(layer)} constant {number}.{step}", rows))
+            for a in self.wiring.attentions:
+                reader = self.wiring.reader_of(a, Role.VALUE)
+                if reader.lands_on is not segment or id(a) in absorbed or reader.absorbing_biases:
+                    continue
+                if (lands := self._constant_values(a)) is not None:
+                    rows = self.write(lands.reshaped(1, -1), segment)
+                    found.append(Vectors(f"{a.label} constant", rows))
+        return found
+
+    def _constant_values(self, a: Attention) -> Noisy | None:
+        """What the constant part of the values adds to the stream."""
+        _, constant = self.reader(self.wiring.reader_of(a, Role.VALUE), self._value_point(a))
+        if constant is None:
+            return None
+        output = self.model.read(a.output)
+        summed = Noisy(output.value.sum(axis=1), output.variance.sum(axis=1))
+        flat = summed.reshaped(-1, summed.shape[-1])
+        across = Noisy(flat.value.T, flat.variance.T)
+        return across.dot(constant.reshaped(-1))
+
+    def _value_point(self, a: Attention) -> Point:
+        return self.wiring.point_of(a, Role.VALUE)
+
+    # --- the head --------------------------------------------------------------------------
+
+    @cached_property
+    def unembedding(self) -> tuple[Vectors | None, Noisy | None]:
+        """Rows that read the last norm, ``(labels, d)``, and the constants of the logits.
+
+        None for a tied table that is compared as an embedding already. The rows live on the
+        stream, or on the units of the head's dense layer when there is one.
+        """
+        for point in self.wiring.points:
+            for reader in point.readers:
+                if reader.role is Role.OUTPUT:
+                    return self._unembedding(reader, point)
+        head = self.wiring.head
+        if head is None or head.dense is None or head.norm is not None:
+            return None, None
+        bias = None if head.output_bias is None else self.model.read(head.output_bias)
+        rows = self.model.read(head.output)
+        if self.wiring.observable is Observable.PROBABILITIES:
+            rows = rows.centred(0)
+            bias = None if bias is None else bias.centred(0)
+        return Vectors(head.label, rows), bias
+
+    def _unembedding(self, reader: Reader, point: Point) -> tuple[Vectors | None, Noisy | None]:
+        rows, constant = self.reader(reader, point)
+        if constant is not None and reader.bias is None and self._keeps_bias(point):
+            constant = None  # the norm's bias is compared itself
+        if self.wiring.observable is Observable.PROBABILITIES:
+            rows = rows.centred(0)
+            constant = None if constant is None else constant.centred(0)
+        plain = (
+            reader.tied
+            and point.norm.kind is NormKind.RMS
+            and self.wiring.observable is not Observable.PROBABILITIES
+        )
+        return (None if plain else Vectors(reader.label, rows)), constant
+
+    @cached_property
+    def dense(self) -> FoldedMlp | None:
+        """The head's dense layer as neurons: down are the columns of the unembedding."""
+        head = self.wiring.head
+        if head is None or head.dense is None:
+            return None
+        point = self.wiring.point_reading(head.dense.weight)
+        reader = next(r for r in point.readers if r.role is Role.DENSE)
+        up, constant = self.reader(reader, point)
+        rows, _ = self.unembedding
+        assert rows is not None
+        down = Noisy(np.ascontiguousarray(rows.array.value.T), rows.array.variance.T)
+        return FoldedMlp(head.dense.label, None, None, up, down, constant)
+
+
+def _window(view: View, arrays: dict[str, Noisy]) -> Noisy:
+    """Writable windows on the values and variances of a table."""
+    array = arrays[view.tensor]
+    return Noisy(view.window(array.value), view.window(array.variance))
+
+
+def _rows(view: View, arrays: dict[str, Noisy], width: int) -> Noisy:
+    window = _window(view, arrays)
+    return Noisy(window.value + view.offset, window.variance).reshaped(-1, width)
+
+
+def _shift(view: View, arrays: dict[str, Noisy], by: Noisy) -> None:
+    window = _window(view, arrays)
+    window.value[...] += by.value
+    window.variance[...] += by.variance
+
+
+def _place(layer: int | None) -> str:
+    return "embedding" if layer is None else f"layer {layer}"

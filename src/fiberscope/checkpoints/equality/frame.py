@@ -1,0 +1,252 @@
+"""The frame of the residual stream: which orthogonal map carries one model's features to another's.
+
+What may move the frame is read off the ledger: any rotation where nothing pins a coordinate
+(untied, pre-norm), else renamed coordinates with signs, and rotations among coordinates whose kept
+gains are exactly equal. The tables are compared row by row, because rows are token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from fiberscope.checkpoints.architecture.program import NormKind
+from fiberscope.checkpoints.equality.folded import FoldedModel, Vectors
+from fiberscope.checkpoints.equality.noisy import Array, Noisy
+from fiberscope.checkpoints.ledger import Ledger
+from fiberscope.checkpoints.ledger.rules.discrete import COORDINATE_PERMUTATION, COORDINATE_SIGNS
+from fiberscope.checkpoints.ledger.rules.stream import ROTATION
+from fiberscope.symmetry import ones_complement
+
+ROWS = 4096
+"""Rows of the tables that the search for a permutation looks at."""
+
+
+class Freedom(Enum):
+    """What the architecture allows the frame to do."""
+
+    NONE = "nothing"
+    COORDINATES = "permutations and signs of coordinates"
+    ROTATION = "rotations"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """``y = matrix @ x`` carries features of the first model to the second.
+
+    Attributes
+    ----------
+    matrix
+        Orthogonal, shape ``(d, d)``.
+    rotated
+        Whether elements are mixed, rather than renamed and given signs.
+    how
+        In words.
+    blocks
+        For rotations inside blocks: the coordinates of the first model that are mixed, per block.
+    undetermined
+        Directions of the stream on which the tables say nothing about the frame.
+    """
+
+    matrix: Array
+    rotated: bool
+    how: str
+    blocks: tuple[NDArray[np.int64], ...] = ()
+    undetermined: int = 0
+
+    def carry(self, array: Noisy, axis: int = -1) -> Noisy:
+        """An array of the first model with its stream axis in the second's frame."""
+        if self.rotated:
+            return array.turned(self.matrix, axis)
+        order = np.abs(self.matrix).argmax(axis=1)
+        sign = self.matrix[np.arange(len(order)), order]
+        shape = [1] * len(array.shape)
+        shape[axis] = len(order)
+        moved = array.take(order, axis)
+        return moved if (sign == 1).all() else Noisy(
+            moved.value * sign.reshape(shape), moved.variance
+        )
+
+
+def freedom(ledger: Ledger) -> tuple[Freedom, bool]:
+    """What the frame can do, and whether every coordinate has a sign of its own."""
+    names = {item.mechanism for item in ledger.items}
+    if ROTATION in names:
+        return Freedom.ROTATION, True
+    if COORDINATE_PERMUTATION in names:
+        return Freedom.COORDINATES, COORDINATE_SIGNS in names
+    return Freedom.NONE, False
+
+
+def is_centred(model: FoldedModel) -> bool:
+    """Whether the ones vector stays where it is: a LayerNorm reads the stream."""
+    kinds = {n.kind for segment in model.wiring.segments for n in segment.readers}
+    return NormKind.LAYER in kinds
+
+
+def candidates(first: FoldedModel, second: FoldedModel, ledger: Ledger) -> Iterator[Frame]:
+    """Frames to try, best first; the caller keeps the first under which the tables agree."""
+    allowed, signed = freedom(ledger)
+    width = first.wiring.segments[0].width
+    if allowed is Freedom.NONE:
+        yield Frame(np.eye(width), False, "the coordinates are observed")
+        return
+    pairs = _stacks(first, second)
+    if allowed is Freedom.ROTATION:
+        if (exact := _renamed_exactly(pairs, signed=True)) is not None:
+            yield Frame(exact, False, "coordinates renamed and given signs")
+        yield _rotation(pairs, width, is_centred(first))
+        return
+    if (exact := _renamed_exactly(pairs, signed)) is not None:
+        yield Frame(exact, False, "coordinates renamed and given signs")
+    for matrix in _renamed(pairs, signed):
+        yield Frame(matrix, False, "coordinates renamed and given signs")
+    yield from _blocks(first, second, pairs, signed)
+
+
+def _stacks(first: FoldedModel, second: FoldedModel) -> list[tuple[Noisy, Noisy]]:
+    """Pairs of arrays whose rows correspond: the tables, and the unembedding on the stream."""
+    pairs = [
+        (a.array, b.array)
+        for a, b in zip(first.tables, second.tables, strict=True)
+        if a.array.shape == b.array.shape
+    ]
+    a, b = first.unembedding[0], second.unembedding[0]
+    if a is not None and b is not None and first.dense is None and a.array.shape == b.array.shape:
+        pairs.append((a.array, b.array))
+    return pairs
+
+
+def _some_rows(pairs: Sequence[tuple[Noisy, Noisy]], limit: int) -> tuple[Array, Array]:
+    """The rows with the largest entries, spread over all tables, scaled table by table."""
+    left, right = [], []
+    for a, b in pairs:
+        step = max(1, len(a.value) * len(pairs) // limit)
+        x, y = a.value[::step], b.value[::step]
+        scale = np.sqrt((x**2).mean() + (y**2).mean()) or 1.0
+        left.append(x / scale)
+        right.append(y / scale)
+    return np.concatenate(left), np.concatenate(right)
+
+
+def _renamed_exactly(pairs: Sequence[tuple[Noisy, Noisy]], signed: bool) -> Array | None:
+    """Columns that agree exactly up to order and sign: cheap, and free of rounding."""
+    x, y = _some_rows([pairs[0]], 64)
+    if np.array_equal(x, y):
+        return np.eye(x.shape[1])
+    a, b = pairs[0][0].value[:64], pairs[0][1].value[:64]
+    if not signed:
+        return None
+    found: dict[bytes, int] = {}
+    for column in range(a.shape[1]):
+        found[np.abs(a[:, column]).tobytes()] = column
+    order = [found.get(np.abs(b[:, column]).tobytes(), -1) for column in range(b.shape[1])]
+    if len(found) < a.shape[1] or sorted(order) != list(range(a.shape[1])):
+        return None
+    matrix = np.zeros((len(order), len(order)))
+    # The signs must be one per column; a column that is zero here has none to show.
+    sign = np.sign((a[:, order] * b).sum(axis=0))
+    sign[sign == 0] = 1.0
+    matrix[np.arange(len(order)), order] = sign
+    return matrix
+
+
+def _renamed(pairs: Sequence[tuple[Noisy, Noisy]], signed: bool) -> Iterator[Array]:
+    """Columns matched by correlation: all, with a sign each or one sign for all."""
+    x, y = _some_rows(pairs, ROWS)
+    width = x.shape[1]
+    norms = np.sqrt((y**2).sum(axis=0))[:, None], np.sqrt((x**2).sum(axis=0))[None]
+    cross = y.T @ x
+    # Squared distance of columns rather than their angle: columns can differ in size alone.
+    square = norms[0] ** 2 + norms[1] ** 2
+    for sign in (None,) if signed else (1.0, -1.0):
+        gain = np.abs(cross) if sign is None else sign * cross
+        rows, columns = linear_sum_assignment(square - 2 * gain)
+        matrix = np.zeros((width, width))
+        signs = np.sign(cross[rows, columns]) if sign is None else np.full(width, sign)
+        matrix[rows, columns] = np.where(signs == 0, 1.0, signs)
+        yield matrix
+
+
+def _rotation(pairs: Sequence[tuple[Noisy, Noisy]], width: int, centred: bool) -> Frame:
+    """Orthogonal Procrustes; behind LayerNorms the ones vector stays."""
+    cross = 0.0
+    for a, b in pairs:
+        noise = (a.variance + b.variance).mean(axis=-1, keepdims=True)
+        floor = np.square(b.value).mean(axis=-1, keepdims=True) * 1e-32
+        weight = 1.0 / np.maximum(noise, np.maximum(floor, np.finfo(float).tiny))
+        if not weight.any():
+            continue
+        cross = cross + (b.value * weight).T @ a.value
+    cross = np.asarray(cross).reshape(width, width)
+    basis = ones_complement(width) if centred else np.eye(width)
+    left, values, right = np.linalg.svd(basis.T @ cross @ basis)
+    inner = left @ right
+    matrix = basis @ inner @ basis.T
+    if centred:
+        matrix = matrix + 1.0 / width
+    # Below rounding of the products the polar factor is arbitrary.
+    cut = (values[0] if len(values) else 0.0) * width * 1e-14
+    return Frame(matrix, True, "a rotation", undetermined=int((values <= cut).sum()))
+
+
+def _blocks(
+    first: FoldedModel, second: FoldedModel, pairs: Sequence[tuple[Noisy, Noisy]], signed: bool
+) -> Iterator[Frame]:
+    """Rotations inside blocks of exactly equal kept gains, where nothing else pins a coordinate."""
+    head = first.wiring.head
+    if head is not None and head.dense is not None and head.norm is not None:
+        return  # a nonlinearity stands between the stream and the tied table
+    if not any(v.kind == "gain" for v in first.kept) or any(point.observed for point in first.wiring.points):
+        return
+    centred = is_centred(first)
+    gains = _kept_gains(first.kept), _kept_gains(second.kept)
+    for own in (0, 1):
+        blocks = _equal_blocks(gains, own)
+        if blocks is None:
+            continue
+        for sign in (1.0,) if signed else (1.0, -1.0):
+            matrix = np.zeros((gains[0].shape[1],) * 2)
+            for rows, columns in blocks:
+                cross = 0.0
+                for a, b in pairs:
+                    cross = cross + b.value[:, rows].T @ a.value[:, columns]
+                matrix[np.ix_(rows, columns)] = _block_map(np.asarray(cross) * sign, centred)
+            mixed = tuple(columns for rows, columns in blocks if len(columns) > 1)
+            if mixed:
+                how = f"rotations inside {len(mixed)} blocks of equal gains"
+                yield Frame(sign * matrix, True, how, mixed)
+
+
+def _kept_gains(kept: Sequence[Vectors]) -> Array:
+    return np.concatenate([v.array.value for v in kept if v.kind == "gain"])
+
+
+def _equal_blocks(
+    gains: tuple[Array, Array], own: int
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]] | None:
+    """Blocks (rows of the second, columns of the first) of equal gains in model ``own``."""
+    order = [np.lexsort(g[::-1]) for g in gains]
+    arranged = gains[own][:, order[own]]
+    if not arranged.size:
+        return None
+    cuts = np.flatnonzero((np.diff(arranged, axis=1) != 0).any(axis=0)) + 1
+    return list(zip(np.split(order[1], cuts), np.split(order[0], cuts), strict=True))
+
+
+def _block_map(cross: Array, centred: bool) -> Array:
+    """Polar factor of one block; behind a LayerNorm it keeps the block's ones vector."""
+    size = len(cross)
+    if size == 1:
+        return np.ones((1, 1)) if centred else np.where(cross < 0, -1.0, 1.0)
+    if not centred:
+        left, _, right = np.linalg.svd(cross)
+        return np.asarray(left @ right)
+    basis = ones_complement(size)
+    left, _, right = np.linalg.svd(basis.T @ cross @ basis)
+    return np.asarray(basis @ left @ right @ basis.T + 1.0 / size)

@@ -1,0 +1,505 @@
+"""Heads of two models: who is whose, the change of basis inside, and what is left over."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from fiberscope.checkpoints.architecture.program import Attention
+from fiberscope.checkpoints.equality.factors import BasisChange, fit_basis
+from fiberscope.checkpoints.equality.folded import FoldedAttention
+from fiberscope.checkpoints.equality.frame import Frame
+from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined
+from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
+from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
+
+SKETCH = 16
+"""Random columns with which circuits are compared before their bases are known."""
+VACUOUS = 0.1
+"""Relative uncertainty of a circuit's product above which agreement would say nothing."""
+
+
+@dataclass
+class HeadMatch:
+    """What relates the heads of one layer.
+
+    Attributes
+    ----------
+    groups
+        Group of the first model -> position: entry g is the first model's group at group g.
+    heads
+        The same for query heads, shape ``(G, m)``.
+    query_key, value_output
+        Changes of basis ``(G, r, r)`` and ``(G, s, s)`` that carry the (reordered) first model's
+        queries and values to the second's; None where queries and keys are normalised.
+    statistics
+        One per circuit.
+    uncertainty
+        Largest relative uncertainty of a live circuit's product, with its name.
+    """
+
+    label: str
+    groups: NDArray[np.int64]
+    heads: NDArray[np.int64]
+    query_key: Array | None
+    value_output: Array
+    statistics: list[Statistic] = field(default_factory=list)
+    uncertainty: tuple[float, str] = (0.0, "")
+    mismatch: str = ""
+    mixed: list[tuple[int, ...]] = field(default_factory=list)
+
+
+def carried(folded: FoldedAttention, frame: Frame) -> FoldedAttention:
+    """The first model's heads in the second's frame."""
+    return FoldedAttention(
+        folded.attention,
+        frame.carry(folded.query),
+        frame.carry(folded.key),
+        frame.carry(folded.value),
+        frame.carry(folded.output),
+        folded.query_constant,
+        folded.key_constant,
+        folded.query_gain,
+        folded.key_gain,
+        folded.table,
+    )
+
+
+def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> HeadMatch:
+    """Match the heads of one layer (``a`` already in the frame of ``b``) and measure the rest."""
+    a, b = silenced(a), silenced(b)
+    label = b.attention.label
+    if a.query.shape[:2] != b.query.shape[:2]:
+        a, b = without_silent_groups(a), without_silent_groups(b)
+        if a.query.shape[:2] != b.query.shape[:2]:
+            none = np.zeros(0, dtype=np.int64)
+            counts = " against ".join(f"{f.query.shape[0]} x {f.query.shape[1]}" for f in (a, b))
+            return HeadMatch(label, none, none, None, np.zeros(0), mismatch=f"{label}: {counts}")
+    if not b.query.shape[0]:
+        return HeadMatch(label, np.zeros(0, np.int64), np.zeros((0, 0), np.int64), None, np.zeros(0))
+    groups, heads = _assign(a, b)
+    a = _reordered(a, groups, heads)
+    found = HeadMatch(label, groups, heads, None, np.zeros(0))
+    if b.query_gain is None:
+        found.query_key = _query_key(a, b, found, rotated)
+    else:
+        _normalised(a, b, found, rotated)
+    first = len(found.statistics)
+    found.value_output = _value_output(a, b, found, rotated)
+    if any(not one.is_same for one in found.statistics[first:]):
+        _mixed_heads(a, b, found, first, rotated)
+    if b.table is not None and a.table is not None:
+        found.statistics.append(statistic(f"{label} position table", b.table, a.table))
+    return found
+
+
+# --- who is whose ---------------------------------------------------------------------------
+
+
+def _assign(a: FoldedAttention, b: FoldedAttention) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Assignment by bilinear sketches: inside each pair of groups, then of the groups."""
+    x, y = _sketches(a), _sketches(b)
+    count, inside = y.shape[0], y.shape[1]
+    if count == 1 and inside == 1:
+        return np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
+    if x.shape != y.shape:
+        raise ValueError("heads of different numbers are matched elsewhere")
+    square = (x**2).sum(-1)[None, :, None, :] + (y**2).sum(-1)[:, None, :, None]
+    flat = y.reshape(count * inside, -1) @ x.reshape(count * inside, -1).T
+    cost = square - 2 * flat.reshape(count, inside, count, inside).transpose(0, 2, 1, 3)
+    cost = np.maximum(cost, 0.0)  # (group of b, group of a, head of b, head of a)
+    fixed = a.table is not None
+    chosen = np.zeros((count, count, inside), dtype=np.int64)
+    total = np.zeros((count, count))
+    for g in range(count):
+        for h in range(count):
+            if inside == 1 or fixed:
+                columns = np.arange(inside)
+            else:
+                _, columns = linear_sum_assignment(cost[g, h])
+            chosen[g, h] = columns
+            total[g, h] = cost[g, h, np.arange(inside), columns].sum()
+    _, groups = linear_sum_assignment(total)
+    return groups, chosen[np.arange(count), groups]
+
+
+def _sketches(f: FoldedAttention) -> Array:
+    """Invariants of every head, shape ``(G, m, features)``; dead heads are near zero."""
+    rng = np.random.default_rng(20260930)
+    width = f.query.shape[-1]
+    stream = rng.standard_normal((3, width, SKETCH))
+    query, key = f.query.value @ stream[0], f.key.value @ stream[1]
+    if f.query_constant is not None:
+        query = np.concatenate([query, f.query_constant.value[..., None]], -1)
+    if f.key_constant is not None:
+        key = np.concatenate([key, f.key_constant.value[..., None]], -1)
+    parts = []
+    if f.query_gain is None:
+        plain, rotary = [], f.attention.rotary
+        rest = unrotated_index(f.attention)
+        if len(rest):
+            plain.append(np.einsum("gmri,grj->gmij", query[:, :, rest], key[:, rest]))
+        if rotary is not None:
+            planes = np.array(rotary.planes)
+            sign = np.where(np.array(rotary.frequencies) < 0, -1.0, 1.0)[:, None]
+            q = query[:, :, planes[:, 0]] + 1j * sign * query[:, :, planes[:, 1]]
+            k = key[:, planes[:, 0]] + 1j * sign * key[:, planes[:, 1]]
+            weight = rng.standard_normal(len(planes))
+            turned = np.einsum("p,gmpi,gpj->gmij", weight, q.conj(), k)
+            plain += [turned.real, turned.imag]
+        parts.append(np.concatenate([p.reshape(*p.shape[:2], -1) for p in plain], -1))
+    else:
+        # Normalised rows are fixed up to a scale; the products of gains are compared elsewhere.
+        weight = rng.standard_normal((f.query.shape[2], SKETCH))
+        q = np.einsum("gmri,rj->gmij", query, weight)
+        k = np.einsum("gri,rj->gij", key, weight)
+        k = np.broadcast_to(k[:, None], (*q.shape[:2], *k.shape[1:]))
+        parts += [q.reshape(*q.shape[:2], -1), k.reshape(*k.shape[:2], -1)]
+    value, output = f.value.value @ stream[2], f.output.value @ stream[0]
+    through = np.einsum("gsi,gmsj->gmij", value, output)
+    parts.append(through.reshape(*through.shape[:2], -1))
+    if f.table is not None:
+        parts.append(f.table.value)
+    sizes = [np.sqrt((part**2).mean()) or 1.0 for part in parts]
+    return np.concatenate([part / size for part, size in zip(parts, sizes, strict=True)], -1)
+
+
+def _reordered(
+    f: FoldedAttention, groups: NDArray[np.int64], heads: NDArray[np.int64]
+) -> FoldedAttention:
+    pick = (groups[:, None], heads)
+
+    def inner(noisy: Noisy | None) -> Noisy | None:
+        return None if noisy is None else noisy.part(pick)
+
+    def outer(noisy: Noisy | None) -> Noisy | None:
+        return None if noisy is None else noisy.part(groups)
+
+    query, output = inner(f.query), inner(f.output)
+    key, value = outer(f.key), outer(f.value)
+    assert query is not None and output is not None and key is not None and value is not None
+    return FoldedAttention(
+        f.attention,
+        query,
+        key,
+        value,
+        output,
+        inner(f.query_constant),
+        outer(f.key_constant),
+        f.query_gain,
+        f.key_gain,
+        inner(f.table),
+    )
+
+
+def silenced(f: FoldedAttention) -> FoldedAttention:
+    """Zero what cannot matter: a head that adds nothing, and the partner of a zero query or key.
+
+    Only exact zeros count. Constant values are part of the step's constant already.
+    """
+    query, key, value, output = f.query, f.key, f.value, f.output
+    q0, k0 = f.query_constant, f.key_constant
+    adds = output.value.any(axis=(2, 3)) & value.value.any(axis=(1, 2))[:, None]
+    asks = with_constant(query, q0).value.any(axis=(2, 3)) & adds
+    offers = with_constant(key, k0).value.any(axis=(1, 2)) & asks.any(axis=1)
+    asks = asks & offers[:, None]
+    if asks.all() and adds.all():
+        return f
+
+    def keep(noisy: Noisy | None, live: NDArray[np.bool_]) -> Noisy | None:
+        if noisy is None:
+            return None
+        mask = live.reshape(*live.shape, *([1] * (len(noisy.shape) - live.ndim)))
+        return Noisy(np.where(mask, noisy.value, 0.0), np.where(mask, noisy.variance, 0.0))
+
+    kept = [
+        keep(query, asks),
+        keep(key, offers),
+        keep(value, adds.any(axis=1)),
+        keep(output, adds),
+    ]
+    assert all(part is not None for part in kept)
+    table = keep(f.table, adds)
+    return FoldedAttention(
+        f.attention,
+        *kept,  # type: ignore[arg-type]
+        keep(q0, asks),
+        keep(k0, offers),
+        f.query_gain,
+        f.key_gain,
+        table,
+    )
+
+
+def without_silent_groups(f: FoldedAttention) -> FoldedAttention:
+    """Leave out groups that add nothing, for models with different numbers of them."""
+    live = np.flatnonzero(f.output.value.any(axis=(1, 2, 3)))
+    heads = np.broadcast_to(np.arange(f.query.shape[1]), (len(live), f.query.shape[1]))
+    return _reordered(f, live, heads)
+
+
+# --- circuits -------------------------------------------------------------------------------
+
+
+def with_constant(rows: Noisy, constant: Noisy | None) -> Noisy:
+    if constant is None:
+        return rows
+    return joined([rows, constant.reshaped(*constant.shape, 1)], -1)
+
+
+def blocks(attention: Attention) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64] | None]]:
+    """Rows on which a query/key basis change acts: planes of one frequency, and the rest.
+
+    Yields ``(rows, None)`` for real blocks and ``(first rows, second rows)`` for planes.
+    """
+    rest = unrotated_index(attention)
+    if len(rest):
+        yield rest, None
+    if attention.rotary is None:
+        return
+    planes: dict[float, list[tuple[int, int]]] = defaultdict(list)
+    for plane, frequency in zip(
+        attention.rotary.planes, attention.rotary.frequencies, strict=True
+    ):
+        oriented = plane if frequency > 0 else (plane[1], plane[0])
+        planes[abs(frequency)].append(oriented)
+    sizes: dict[int, list[list[tuple[int, int]]]] = defaultdict(list)
+    for block in planes.values():
+        sizes[len(block)].append(block)
+    for same in sizes.values():
+        rows = np.array(same)  # (blocks, planes in a block, 2)
+        yield rows[..., 0], rows[..., 1]
+
+
+def _query_key(
+    a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool
+) -> Array:
+    """Fit the query/key bases, and add one statistic per group."""
+    count, inside, width = b.query.shape[:3]
+    plain = [with_constant(f.query, f.query_constant) for f in (a, b)]
+    plain = [
+        Noisy(
+            p.value.transpose(0, 2, 1, 3).reshape(count, width, -1),
+            p.variance.transpose(0, 2, 1, 3).reshape(count, width, -1),
+        )
+        for p in plain
+    ]
+    dual = [with_constant(f.key, f.key_constant) for f in (a, b)]
+    matrix = np.zeros((count, width, width))
+    back = np.zeros((count, width, width))
+    for first, second in blocks(b.attention):
+        if second is None:
+            change = _fit(
+                [p.value[:, first] for p in plain],
+                [d.value[:, first] for d in dual],
+                [p.variance[:, first] for p in plain],
+                [d.variance[:, first] for d in dual],
+            )
+            matrix[np.ix_(range(count), first, first)] = change.matrix
+            back[np.ix_(range(count), first, first)] = change.dual
+            continue
+        number, size = first.shape
+
+        def planes(array: Array, f: Array = first, s: Array = second) -> NDArray[np.complex128]:
+            whole = array[:, f] + 1j * array[:, s]
+            return whole.reshape(-1, whole.shape[2], whole.shape[3])
+
+        def spread(array: Array, f: Array = first, s: Array = second) -> Array:
+            whole = array[:, f] + array[:, s]
+            return whole.reshape(-1, whole.shape[2], whole.shape[3])
+
+        change = _fit(
+            [planes(p.value) for p in plain],
+            [planes(d.value) for d in dual],
+            [spread(p.variance) for p in plain],
+            [spread(d.variance) for d in dual],
+        )
+        for target, complex_matrix in ((matrix, change.matrix), (back, change.dual)):
+            z = complex_matrix.reshape(count, number, size, size)
+            for i in range(size):
+                for j in range(size):
+                    rows = (first[:, i], second[:, i])
+                    columns = (first[:, j], second[:, j])
+                    target[:, rows[0], columns[0]] = z[:, :, i, j].real
+                    target[:, rows[1], columns[1]] = z[:, :, i, j].real
+                    target[:, rows[1], columns[0]] = z[:, :, i, j].imag
+                    target[:, rows[0], columns[1]] = -z[:, :, i, j].imag
+    rows = 1 if b.attention.rotary is not None else width
+    leverage = 2 * rows / (plain[1].shape[-1] + dual[1].shape[-1])
+    _measure(found, "QK", plain, dual, BasisChange(matrix, back), leverage, rotated)
+    return matrix
+
+
+def _fit(
+    plain: list[NDArray], dual: list[NDArray], plain_noise: list[Array], dual_noise: list[Array]
+) -> BasisChange:
+    return fit_basis(
+        plain[0],
+        plain[1],
+        dual[0],
+        dual[1],
+        plain_noise[1].mean(axis=-1) + plain_noise[0].mean(axis=-1),
+        dual_noise[1].mean(axis=-1) + dual_noise[0].mean(axis=-1),
+    )
+
+
+def _value_output(
+    a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool
+) -> Array:
+    count, inside, width = b.output.shape[:3]
+    plain = [a.value, b.value]
+    dual = [
+        Noisy(
+            f.output.value.transpose(0, 2, 1, 3).reshape(count, width, -1),
+            f.output.variance.transpose(0, 2, 1, 3).reshape(count, width, -1),
+        )
+        for f in (a, b)
+    ]
+    change = _fit(
+        [p.value for p in plain],
+        [d.value for d in dual],
+        [p.variance for p in plain],
+        [d.variance for d in dual],
+    )
+    leverage = 2 * width / (plain[1].shape[-1] + dual[1].shape[-1])
+    _measure(found, "VO", plain, dual, change, leverage, rotated)
+    return change.matrix
+
+
+def _mixed_heads(
+    a: FoldedAttention, b: FoldedAttention, found: HeadMatch, first: int, rotated: bool
+) -> None:
+    """Heads that attend alike are seen through the sum of their values only: compare that sum.
+
+    Their values and outputs may be mixed by any factorisation, so the heads of one set are fitted
+    as one wide head.
+    """
+    if b.query.shape[1] != 1 or b.table is not None or b.query_gain is not None:
+        return
+    poor = [g for g in range(len(b.query.value)) if not found.statistics[first + g].is_same]
+    sets: list[list[int]] = []
+    for group in poor:
+        for members in sets:
+            if _attend_alike(b, members[0], group, rotated):
+                members.append(group)
+                break
+        else:
+            sets.append([group])
+    for members in sets:
+        if len(members) < 2:
+            continue
+        width = b.value.shape[1] * len(members)
+        plain = [f.value.part(members).reshaped(1, width, -1) for f in (a, b)]
+        dual = [f.output.part(members).reshaped(1, width, -1) for f in (a, b)]
+        change = _fit(
+            [p.value for p in plain],
+            [d.value for d in dual],
+            [p.variance for p in plain],
+            [d.variance for d in dual],
+        )
+        trial = HeadMatch(found.label, found.groups, found.heads, None, np.zeros(0))
+        leverage = 2 * width / (plain[1].shape[-1] + dual[1].shape[-1])
+        _measure(trial, "VO", plain, dual, change, leverage, rotated)
+        if trial.statistics[0].is_same:
+            name = f"{found.label} VO, groups {', '.join(map(str, members))} together"
+            for group in members:
+                found.statistics[first + group] = replace(trial.statistics[0], name=name)
+            found.mixed.append(tuple(members))
+
+
+def _attend_alike(b: FoldedAttention, first: int, second: int, rotated: bool) -> bool:
+    """Whether two heads of one model have the same scores, up to rounding."""
+    order = np.array([first, second])
+    one = _reordered(b, order, np.zeros((2, 1), dtype=np.int64))
+    other = _reordered(b, order[::-1], np.zeros((2, 1), dtype=np.int64))
+    trial = HeadMatch("", order, order, None, np.zeros(0))
+    _query_key(one, other, trial, rotated)
+    return all(part.is_same for part in trial.statistics)
+
+
+def _measure(
+    found: HeadMatch,
+    circuit: str,
+    plain: list[Noisy],
+    dual: list[Noisy],
+    change: BasisChange,
+    leverage: float,
+    rotated: bool,
+) -> None:
+    """Residuals of both factors, group by group, in the second model's coordinates."""
+    matrix, back = change.matrix, change.dual
+    condition = change.condition
+    moved = Noisy(matrix @ plain[0].value, matrix**2 @ plain[0].variance)
+    moved_dual = Noisy(back @ dual[0].value, back**2 @ dual[0].variance)
+    for group in range(len(matrix)):
+        name = f"{found.label} {circuit}"
+        name += f", group {group}" if len(matrix) > 1 else ""
+        parts = [
+            statistic(
+                name,
+                second.part(group),
+                first.part(group),
+                rotated=rotated,
+                condition=float(condition[group]),
+                leverage=leverage,
+            )
+            for first, second in ((moved, plain[1]), (moved_dual, dual[1]))
+        ]
+        found.statistics.append(together(name, parts))
+    share = _uncertainty(plain[1], dual[1])
+    worst = int(share.argmax())
+    if share[worst] > found.uncertainty[0]:
+        found.uncertainty = (float(share[worst]), f"{found.label} {circuit}, group {worst}")
+
+
+def _uncertainty(plain: Noisy, dual: Noisy) -> Array:
+    """Relative rounding uncertainty of the products ``dual^T plain``, per group."""
+    left = np.einsum("gsi,gsi->gs", plain.value, plain.value)
+    right = np.einsum("gsi,gsi->gs", dual.value, dual.value)
+    spread = (right * plain.variance.sum(-1) + left * dual.variance.sum(-1)).sum(-1)
+    gram = np.einsum("gsi,gti->gst", plain.value, plain.value)
+    gram_dual = np.einsum("gsi,gti->gst", dual.value, dual.value)
+    size = np.einsum("gst,gst->g", gram, gram_dual)
+    live = size > 1e-12 * (left.sum(-1) * right.sum(-1))
+    return np.sqrt(np.where(live, spread / np.where(live, size, 1.0), 0.0))
+
+
+def _normalised(
+    a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool
+) -> None:
+    """Queries and keys behind their own norms: rows as they are, and the products of gains."""
+    for group in range(b.query.shape[0]):
+        name = f"{found.label} QK"
+        name += f", group {group}" if b.query.shape[0] > 1 else ""
+        parts = [
+            statistic(name, y.part(group), x.part(group), rotated=rotated)
+            for x, y in (
+                (a.query, b.query),
+                (a.key, b.key),
+                (a.query_constant, b.query_constant),
+                (a.key_constant, b.key_constant),
+            )
+            if x is not None and y is not None
+        ]
+        found.statistics.append(together(name, parts))
+    products = [_gain_products(f) for f in (a, b)]
+    found.statistics.append(
+        statistic(f"{found.label} query and key gains", products[1], products[0])
+    )
+
+
+def _gain_products(f: FoldedAttention) -> Noisy:
+    """Products ``query gain * key gain``: inside a plane all four, elsewhere one a row."""
+    assert f.query_gain is not None and f.key_gain is not None
+    rotary = f.attention.rotary
+    pairs = [(row, row) for row in unrotated_index(f.attention)]
+    for plane in rotary.planes if rotary else ():
+        pairs += [(i, j) for i in plane for j in plane]
+    rows = np.array(pairs)
+    left, right = f.query_gain.part(rows[:, 0]), f.key_gain.part(rows[:, 1])
+    return left.times(right)

@@ -1,0 +1,379 @@
+"""Neurons of two models: who is whose, their scales, and what is left over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial import cKDTree
+
+from fiberscope.checkpoints.architecture.program import Activation
+from fiberscope.checkpoints.equality.factors import fit_basis
+from fiberscope.checkpoints.equality.folded import FoldedMlp
+from fiberscope.checkpoints.equality.frame import Frame
+from fiberscope.checkpoints.equality.heads import VACUOUS, with_constant
+from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined
+from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
+
+SKETCH = 16
+LARGEST_ASSIGNMENT = 6000
+"""Neurons that an optimal assignment is asked to sort out when neighbours are not unique."""
+
+
+@dataclass
+class NeuronMatch:
+    """What relates the neurons of one layer.
+
+    Attributes
+    ----------
+    order
+        Neuron of the first model at every neuron of the second; -1 where the second's is dead.
+    up_scale, gate_scale
+        Factors that carry the first model's rows to the second's, per neuron of the second.
+    dead
+        Neurons left out because they never reach the output: in the first and second model.
+    mixed
+        Sets of neurons with one gate (or one argument), compared as a whole.
+    """
+
+    label: str
+    order: NDArray[np.int64]
+    up_scale: Array
+    gate_scale: Array
+    statistics: list[Statistic] = field(default_factory=list)
+    dead: tuple[int, int] = (0, 0)
+    mixed: int = 0
+    reason: str = ""
+    mismatch: str = ""
+
+
+def carried_mlp(folded: FoldedMlp, frame: Frame, *, down_moves: bool = True) -> FoldedMlp:
+    """The first model's neurons in the second's frame."""
+    return FoldedMlp(
+        folded.label,
+        folded.layer,
+        folded.mlp,
+        frame.carry(folded.up),
+        frame.carry(folded.down) if down_moves else folded.down,
+        folded.up_constant,
+        None if folded.gate is None else frame.carry(folded.gate),
+        folded.gate_constant,
+    )
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Which rescalings a layer allows: of up against down, and of the activation's argument."""
+
+    gated: bool
+    homogeneous: bool
+    power: int
+    odd: bool
+
+
+def scales_of(folded: FoldedMlp, activation: Activation, name: str, free: bool) -> Scales:
+    """Rescalings of a layer; ``free`` is False where a norm behind it forbids them."""
+    return Scales(
+        folded.gate is not None,
+        free and activation is Activation.HOMOGENEOUS,
+        2 if name == "relu2" else 1,
+        free and activation is Activation.ODD,
+    )
+
+
+def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) -> NeuronMatch:
+    """Match the neurons of one layer (``a`` already in the frame of ``b``) and measure the rest."""
+    live_a, live_b = _live(a), _live(b)
+    found = NeuronMatch(
+        b.label,
+        np.full(b.up.shape[0], -1, dtype=np.int64),
+        np.ones(b.up.shape[0]),
+        np.ones(b.up.shape[0]),
+        dead=(int((~live_a).sum()), int((~live_b).sum())),
+    )
+    x, y = _chosen(a, np.flatnonzero(live_a)), _chosen(b, np.flatnonzero(live_b))
+    if x.up.shape[0] != y.up.shape[0]:
+        _compare_merged(x, y, scales, found, rotated)
+        return found
+    if not y.up.shape[0]:
+        return found
+    order = _assign(x, y, scales)
+    x = _chosen(x, order)
+    up_scale, gate_scale, parts = _fit(x, y, scales, rotated, b.label)
+    whole = together(f"{b.label} neurons", parts)
+    found.order[live_b] = np.flatnonzero(live_a)[order]
+    found.up_scale[live_b], found.gate_scale[live_b] = up_scale, gate_scale
+    if whole.is_same:
+        found.statistics.append(whole)
+        return found
+    _compare_merged(x, y, scales, found, rotated, whole)
+    return found
+
+
+def _live(f: FoldedMlp) -> NDArray[np.bool_]:
+    """Neurons whose input and output are not exactly zero (their partner vectors are free)."""
+    live = np.asarray(f.down.value.any(axis=1))
+    argument = f.up if f.gate is None else f.gate
+    constant = f.up_constant if f.gate is None else f.gate_constant
+    # Every table's activation but the sigmoid vanishes at zero; none is a sigmoid.
+    live &= with_constant(argument, constant).value.any(axis=1)
+    if f.gate is not None:
+        live &= with_constant(f.up, f.up_constant).value.any(axis=1)
+    return live
+
+
+def _chosen(f: FoldedMlp, index: NDArray[np.int64]) -> FoldedMlp:
+    if len(index) == f.up.shape[0] and (index == np.arange(len(index))).all():
+        return f
+
+    def pick(noisy: Noisy | None) -> Noisy | None:
+        return None if noisy is None else noisy.part(index)
+
+    return FoldedMlp(
+        f.label,
+        f.layer,
+        f.mlp,
+        f.up.part(index),
+        f.down.part(index),
+        pick(f.up_constant),
+        pick(f.gate),
+        pick(f.gate_constant),
+    )
+
+
+def _assign(a: FoldedMlp, b: FoldedMlp, scales: Scales) -> NDArray[np.int64]:
+    """Neuron of ``a`` for every neuron of ``b``: nearest neighbours, or the best assignment."""
+    x, y = _signatures(a, scales), _signatures(b, scales)
+    distance, nearest = cKDTree(x).query(y)
+    order = np.asarray(nearest, dtype=np.int64)
+    counts = np.bincount(order, minlength=len(x))
+    clash = np.flatnonzero(counts[order] != 1)
+    if not len(clash):
+        return order
+    free = np.flatnonzero(counts != 1)
+    if len(clash) > LARGEST_ASSIGNMENT:
+        order[clash] = free
+        return order
+    square = (y[clash] ** 2).sum(1)[:, None] + (x[free] ** 2).sum(1)[None]
+    rows, columns = linear_sum_assignment(np.maximum(square - 2 * y[clash] @ x[free].T, 0.0))
+    order[clash[rows]] = free[columns]
+    return order
+
+
+def _signatures(f: FoldedMlp, scales: Scales) -> Array:
+    """Numbers of every neuron that its rescalings leave alone."""
+    rng = np.random.default_rng(20260930)
+
+    def sketch(rows: Noisy, constant: Noisy | None, columns: int) -> Array:
+        whole = with_constant(rows, constant).value
+        # The same columns for every layer of one width, whatever its number of neurons.
+        return np.asarray(whole @ rng.standard_normal((whole.shape[1], columns)))
+
+    parts: list[Array] = []
+    weight: Array = np.ones((f.up.shape[0], 1))
+    if f.gate is not None:
+        gate = sketch(f.gate, f.gate_constant, SKETCH)
+        weight, gate = _argument(with_constant(f.gate, f.gate_constant).value, gate, scales)
+        parts.append(gate)
+        up, down = sketch(f.up, f.up_constant, 4), sketch(f.down, None, 4)
+        products = np.einsum("ni,nj->nij", up, down * weight).reshape(len(up), -1)
+        parts.append(products)
+    else:
+        up, down = sketch(f.up, f.up_constant, SKETCH), sketch(f.down, None, SKETCH)
+        if scales.odd:
+            products = np.einsum("ni,nj->nij", up[:, :4], down[:, :4]).reshape(len(up), -1)
+            parts += [np.abs(up), np.abs(down), products]
+        else:
+            weight, up = _argument(with_constant(f.up, f.up_constant).value, up, scales)
+            parts += [up, down * weight]
+    sizes = [np.sqrt((part**2).mean()) or 1.0 for part in parts]
+    return np.concatenate([part / size for part, size in zip(parts, sizes, strict=True)], 1)
+
+
+def _argument(rows: Array, sketch: Array, scales: Scales) -> tuple[Array, Array]:
+    """The argument's size, where the activation passes it on, and its sketch without it."""
+    if scales.odd:
+        return np.ones((len(rows), 1)), np.abs(sketch)
+    if not scales.homogeneous:
+        return np.ones((len(rows), 1)), sketch
+    size = np.sqrt((rows**2).sum(axis=1, keepdims=True))
+    return size**scales.power, sketch / size
+
+
+def _fit(
+    a: FoldedMlp, b: FoldedMlp, scales: Scales, rotated: bool, label: str
+) -> tuple[Array, Array, list[Statistic]]:
+    """Factors of matched neurons, and the residuals of their vectors."""
+    up = [with_constant(f.up, f.up_constant) for f in (a, b)]
+    down = [a.down, b.down]
+    number, width = up[1].shape
+    ones = np.ones(number)
+    up_scale, gate_scale, parts = ones, ones, []
+    leverage = 0.0
+    if a.gate is not None and b.gate is not None:
+        gate = [with_constant(f.gate, f.gate_constant) for f in (a, b) if f.gate is not None]
+        if scales.homogeneous or scales.odd:
+            gate_scale = _ratio(gate[0].value, gate[1].value)
+            gate_scale = np.abs(gate_scale) if scales.homogeneous else np.sign(gate_scale)
+            leverage = 2.0 / width
+        gate[0] = gate[0].scaled(gate_scale[:, None])
+        down[0] = down[0].scaled(gate_scale[:, None] ** -float(scales.power))
+        parts.append(
+            statistic(label, gate[1], gate[0], rotated=rotated, leverage=leverage)
+        )
+    if scales.gated or scales.homogeneous:
+        leverage += 2.0 / width
+        if scales.gated or scales.power == 1:
+            change = fit_basis(
+                up[0].value[:, None],
+                up[1].value[:, None],
+                down[0].value[:, None],
+                down[1].value[:, None],
+                (up[1].variance + up[0].variance).mean(axis=1, keepdims=True),
+                (down[1].variance + down[0].variance).mean(axis=1, keepdims=True),
+            )
+            up_scale = change.matrix[:, 0, 0].real
+        else:
+            up_scale = _ratio(up[0].value, up[1].value)
+        if not scales.gated:
+            up_scale = np.abs(up_scale)
+        power = 1.0 if scales.gated else float(scales.power)
+        safe = np.where(up_scale == 0, 1.0, up_scale)
+        down[0] = down[0].scaled(safe[:, None] ** -power)
+    elif scales.odd:
+        up_scale = np.sign(_ratio(up[0].value, up[1].value))
+        up_scale[up_scale == 0] = 1.0
+        down[0] = down[0].scaled(up_scale[:, None])
+    up[0] = up[0].scaled(up_scale[:, None])
+    parts += [
+        statistic(label, up[1], up[0], rotated=rotated, leverage=leverage),
+        statistic(label, down[1], down[0], rotated=rotated, leverage=leverage),
+    ]
+    return up_scale, gate_scale, parts
+
+
+def _ratio(first: Array, second: Array) -> Array:
+    """Least-squares factor of every row."""
+    under = (first**2).sum(axis=1)
+    over = (first * second).sum(axis=1)
+    return np.where(under > 0, over / np.where(under > 0, under, 1.0), 1.0)
+
+
+# --- neurons that share their argument --------------------------------------------------------
+
+
+def _compare_merged(
+    a: FoldedMlp,
+    b: FoldedMlp,
+    scales: Scales,
+    found: NeuronMatch,
+    rotated: bool,
+    whole: Statistic | None = None,
+) -> None:
+    """Compare layers in which neurons with one argument may have been merged, split or mixed.
+
+    Equal arguments make only the sum of ``down up^T`` (gated) or of ``down`` visible, so clusters
+    are compared by that sum. Everything that is alone in both models is compared as before.
+    """
+    x, y = _arguments(a, scales), _arguments(b, scales)
+    clusters = _clusters(x, y)
+    if clusters is None:
+        if whole is not None:
+            found.statistics.append(whole)
+        else:
+            found.mismatch = (
+                f"{found.label}: {a.up.shape[0]} live neurons against {b.up.shape[0]}, whose "
+                "arguments do not correspond"
+            )
+        return
+    alone = [(i[0], j[0]) for i, j in clusters if len(i) == len(j) == 1]
+    parts: list[Statistic] = []
+    if alone:
+        rows = np.array(alone)
+        left, right = _chosen(a, rows[:, 0]), _chosen(b, rows[:, 1])
+        parts += _fit(left, right, scales, rotated, found.label)[2]
+    vacuous = 0.0
+    for i, j in clusters:
+        if len(i) == len(j) == 1:
+            continue
+        left, right = _sum(a, i, scales), _sum(b, j, scales)
+        parts.append(statistic(found.label, right, left, rotated=rotated))
+        size = float(np.sqrt((right.value**2).sum() + (left.value**2).sum()))
+        spread = float(np.sqrt((right.variance + left.variance).sum()))
+        vacuous = max(vacuous, spread / size if size else 0.0)
+        found.mixed += 1
+    merged = together(f"{found.label} neurons", parts)
+    if whole is not None and not merged.is_same and merged.rms > whole.rms:
+        merged = whole
+    if vacuous > VACUOUS and merged.is_same:
+        found.reason = f"{found.label}: the sum over neurons with one gate is known to 10 % only"
+    found.statistics.append(merged)
+
+
+def _arguments(f: FoldedMlp, scales: Scales) -> Noisy:
+    """What the activation sees of every neuron, freed of its scale and sign."""
+    rows = (
+        with_constant(f.up, f.up_constant)
+        if f.gate is None
+        else with_constant(f.gate, f.gate_constant)
+    )
+    if scales.homogeneous:
+        return rows.scaled(1.0 / np.sqrt((rows.value**2).sum(axis=1, keepdims=True)))
+    if scales.odd:
+        lead = np.abs(rows.value).argmax(axis=1)
+        return rows.scaled(np.sign(rows.value[np.arange(len(lead)), lead])[:, None])
+    return rows
+
+
+def _clusters(
+    x: Noisy, y: Noisy
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]] | None:
+    """Sets of equal arguments in both models, paired; None when they do not correspond."""
+    both = joined([x, y], 0)
+    spread = np.sqrt(both.variance.sum(axis=1))
+    floor = 64 * np.finfo(np.float64).eps * np.sqrt((both.value**2).sum(axis=1))
+    reach = 6.0 * (np.median(spread) + np.median(floor))
+    tree = cKDTree(both.value)
+    pairs = tree.query_pairs(reach, output_type="ndarray")
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    total = len(both.value)
+    graph = coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(total, total))
+    _, labels = connected_components(graph, directed=False)
+    clusters = []
+    order = np.argsort(labels, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+        first, second = members[members < len(x.value)], members[members >= len(x.value)]
+        if not len(first) or not len(second):
+            return None
+        clusters.append((first, second - len(x.value)))
+    if all(len(i) == len(j) == 1 for i, j in clusters):
+        return None
+    return clusters
+
+
+def _sum(f: FoldedMlp, members: NDArray[np.int64], scales: Scales) -> Noisy:
+    """What a cluster adds for a unit activation: ``sum down up^T`` or ``sum down``."""
+    part = _chosen(f, members)
+    down = part.down
+    argument = part.up if part.gate is None else part.gate
+    constant = part.up_constant if part.gate is None else part.gate_constant
+    if scales.homogeneous:
+        rows = with_constant(argument, constant).value
+        down = down.scaled(np.sqrt((rows**2).sum(axis=1, keepdims=True)) ** scales.power)
+    if scales.odd:
+        rows = with_constant(argument, constant).value
+        lead = np.abs(rows).argmax(axis=1)
+        down = down.scaled(np.sign(rows[np.arange(len(lead)), lead])[:, None])
+    if part.gate is None:
+        return Noisy(
+            down.value.sum(axis=0, keepdims=True), down.variance.sum(axis=0, keepdims=True)
+        )
+    up = with_constant(part.up, part.up_constant)
+    return Noisy(
+        down.value.T @ up.value,
+        down.value.T**2 @ up.variance + down.variance.T @ up.value**2,
+    )

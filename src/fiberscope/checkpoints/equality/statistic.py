@@ -1,0 +1,129 @@
+"""The deciding statistic: residuals in units of the rounding they should show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import chi2
+
+from fiberscope.checkpoints.equality.noisy import Array, Noisy
+
+EPSILON = float(np.finfo(np.float64).eps)
+FLOOR = 32.0
+"""Roundings of float64, relative to the row, that the algebra of the comparison may add."""
+LARGEST_CONDITION = 1e8
+"""A tolerance that grows with a fitted condition number is capped: else it would excuse anything."""
+
+SAME_RMS, SAME_MAX = 1.6, 8.0
+DIFFERENT_RMS, DIFFERENT_MAX = 3.0, 25.0
+CHANCE = 1e-7
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """Residuals of one circuit or tensor, in roundings.
+
+    Attributes
+    ----------
+    name
+        The circuit (``layer 3 attention QK, group 1``) or tensor.
+    rms, largest
+        Root mean square and largest absolute residual; the expected rms is 1 (less where the
+        frame or a basis was fitted to the same numbers).
+    count
+        Number of residuals.
+    relative
+        Norm of the residual relative to the norm of what it should match.
+    """
+
+    name: str
+    rms: float
+    largest: float
+    count: int
+    relative: float
+
+    @property
+    def is_same(self) -> bool:
+        """Whether it looks like rounding."""
+        return self.rms < self.same_rms and self.largest < SAME_MAX
+
+    @property
+    def is_different(self) -> bool:
+        """Whether rounding cannot explain it."""
+        return (
+            self.rms > DIFFERENT_RMS / SAME_RMS * self.same_rms or self.largest > DIFFERENT_MAX
+        )
+
+    @property
+    def same_rms(self) -> float:
+        """The rms that rounding exceeds with probability ``CHANCE`` at most (few numbers vary)."""
+        return max(SAME_RMS, float(np.sqrt(chi2.isf(CHANCE, self.count) / max(1, self.count))))
+
+
+def statistic(
+    name: str,
+    found: Noisy,
+    expected: Noisy,
+    *,
+    rotated: bool = False,
+    condition: float = 1.0,
+    leverage: float = 0.0,
+) -> Statistic:
+    """Compare what is stored with what a move of the other model would be.
+
+    Parameters
+    ----------
+    found, expected
+        Arrays of one shape; the last axis is a row. Their variances add.
+    rotated
+        Whether a fitted rotation mixed the elements: then each inherits the row's rounding.
+    condition
+        Condition of the fitted change of basis; it multiplies the float64 floor only.
+    leverage
+        Share of a row's rounding that the fit passes on to each of its elements.
+    """
+    residual = found.value - expected.value
+    variance = found.variance + expected.variance
+    count = residual.size
+    if count == 0:
+        return Statistic(name, 0.0, 0.0, 0, 0.0)
+    size = np.maximum(mean_square(found.value), mean_square(expected.value))
+    factor = FLOOR * EPSILON * min(max(condition, 1.0), LARGEST_CONDITION)
+    floor = factor**2 * size
+    allowed = variance + floor
+    row = variance.mean(axis=-1, keepdims=True)
+    if rotated:
+        allowed = np.maximum(allowed, row + floor)
+    allowed = allowed + leverage * row
+    squared = residual**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.where(squared > 0, squared / allowed, 0.0)
+        # The allowance is generous where a fit passes rounding on; what is expected is known.
+        share = np.where(allowed > 0, (variance * (1 - leverage / 2) + floor) / allowed, 1.0)
+    expected_square = max(float(share.mean()), 0.1)
+    norm = float(np.sqrt((found.value**2).sum()))
+    relative = float(np.sqrt(squared.sum())) / norm if norm else float(squared.any())
+    rms = float(np.sqrt(z.mean() / expected_square))
+    return Statistic(name, rms, float(np.sqrt(z.max())), count, relative)
+
+
+def mean_square(values: Array) -> Any:
+    """Mean square of every row."""
+    return np.square(values).mean(axis=-1, keepdims=True)
+
+
+def together(name: str, parts: list[Statistic]) -> Statistic:
+    """One statistic of several arrays of a circuit."""
+    count = sum(part.count for part in parts)
+    if not count:
+        return Statistic(name, 0.0, 0.0, 0, 0.0)
+    square = sum(part.rms**2 * part.count for part in parts) / count
+    return Statistic(
+        name,
+        float(np.sqrt(square)),
+        max(part.largest for part in parts),
+        count,
+        max(part.relative for part in parts),
+    )
