@@ -1,0 +1,1 @@
+"""Many attention heads from queries: in ball arithmetic, and in floating point."""
