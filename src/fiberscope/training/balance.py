@@ -8,7 +8,7 @@ problem is not convex, and gains couple with everything behind them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -116,6 +116,38 @@ class Balanced:
     distance: float
     notes: tuple[str, ...]
     touched: tuple[str, ...]
+
+    def carry_covectors(
+        self, covectors: Sequence[Mapping[str, NDArray[Any]]], before: Parameters
+    ) -> list[dict[str, NDArray[np.float64]]]:
+        """Carry gradients (or averages of gradients) from the given point to the balanced one.
+
+        A covector moves by the inverse transpose of the derivative of the moves, so that its
+        pairing with a direction that is moved along stays the same; what belongs to rows that were
+        cut becomes zero. The gradient of any loss of the outputs is carried to its gradient.
+
+        Parameters
+        ----------
+        covectors
+            Each with arrays of some of the touched tensors' shapes; missing ones count as zero.
+        before
+            The parameters given to `balanced`.
+        """
+        present = {name: np.array(before[name], dtype=np.float64) for name in self.touched}
+        carried = [
+            {
+                name: np.array(covector[name], dtype=np.float64)
+                if name in covector
+                else np.zeros_like(present[name])
+                for name in self.touched
+            }
+            for covector in covectors
+        ]
+        for move in self.moves:
+            for covector in carried:
+                move.carry_covectors(covector, present)
+            move.apply(present)
+        return carried
 
 
 def balanced(

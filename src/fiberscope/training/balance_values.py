@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import null_space, solve
+from scipy.linalg import cho_factor, cho_solve, null_space
 
 from fiberscope.checkpoints.architecture.program import Attention
 from fiberscope.checkpoints.ledger.rules.constants import output_map
@@ -230,11 +230,18 @@ class _Problem:
             basis[alive] = kernel
         pull = basis.T @ gradient
         curved = basis.T @ second @ basis
-        # Convex, so anything below zero is rounding; a flat direction takes a moderate step.
-        floor = 1e-6 * np.eye(len(pull))
-        step = -basis @ solve((curved + curved.T) / 2 + floor, pull, assume_a="pos")
+        step = -basis @ _solved((curved + curved.T) / 2, pull)
         sizes = np.cumsum([len(v) for v in point.bias])[:-1]
         return 2 * float(gradient @ step), np.split(step, sizes)
+
+
+def _solved(curvature: Matrix, gradient: Matrix) -> Matrix:
+    """Solve with the second derivative; a flat direction takes a moderate step."""
+    try:
+        return np.asarray(cho_solve(cho_factor(curvature), gradient))
+    except np.linalg.LinAlgError:  # convex, so anything below zero is rounding
+        values, vectors = np.linalg.eigh(curvature)
+        return np.asarray(vectors @ ((vectors.T @ gradient) / np.maximum(values, 1e-3)))
 
 
 def values_moments(
