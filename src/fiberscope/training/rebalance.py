@@ -90,13 +90,13 @@ class Rebalanced:
         lines = [
             f"{self.model} rebalanced: norm {self.norm_before:.6g} -> {self.norm_after:.6g}, "
             f"moved by {self.distance:.3g}",
-            f"{'where':<34} {'mechanism':<28} {'imbalance':>19} {'norm':>17}",
+            f"{'where':<33} {'mechanism':<26} {'imbalance':>19} {'norm':>19}",
         ]
         for entry in self.mechanisms:
             lines.append(
-                f"{entry.where:<34.34} {entry.mechanism:<28.28} "
+                f"{entry.where:<33.33} {entry.mechanism:<26.26} "
                 f"{entry.imbalance_before:>8.2g} -> {entry.imbalance_after:>7.1g} "
-                f"{entry.norm_before:>7.4g} ->{entry.norm_after:>7.4g}"
+                f"{entry.norm_before:>8.4g} -> {entry.norm_after:>7.4g}"
             )
         lines.append(
             f"outputs on random inputs: relative deviation {self.moved.relative:.1e} in exact "
