@@ -52,10 +52,11 @@ Data = Mapping[str, NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Exceptional:
-    """An acting symmetry and how far its premise is from holding (0 where it does)."""
+    """An acting symmetry, how far its premise is from holding (0 where it does), what it reads."""
 
     symmetry: Symmetry
     premise: Callable[[Parameters], float]
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def equal_gains(wiring: Wiring, blocks: NDArray[np.int64]) -> Exceptional:
         return max(_spread(values[np.flatnonzero(blocks == block)]) for block in np.unique(blocks))
 
     symmetry = ResidualRotation(EQUAL_GAINS, bases, list(slots.values()), norms)
-    return Exceptional(symmetry, premise)
+    return Exceptional(symmetry, premise, (gain.tensor,))
 
 
 def neuron_mixing(mlp: Mlp, neurons: NDArray[np.int64]) -> Exceptional:
@@ -252,7 +253,7 @@ def neuron_mixing(mlp: Mlp, neurons: NDArray[np.int64]) -> Exceptional:
         slots.append(PlacedSlot(mlp.up_bias, (0,)))
     gates = [view for view in (mlp.gate, mlp.gate_bias) if view is not None]
     name = f"{mlp.label}: {NEURON_MIXING}"
-    return Exceptional(SubsetLinear(name, index, slots), _rows_equal(gates, index))
+    return Exceptional(SubsetLinear(name, index, slots), *_rows_equal(gates, index))
 
 
 def neuron_shift(mlp: Mlp, neurons: NDArray[np.int64]) -> Exceptional:
@@ -269,7 +270,7 @@ def neuron_shift(mlp: Mlp, neurons: NDArray[np.int64]) -> Exceptional:
     rows = [v for v in (mlp.gate, mlp.gate_bias, mlp.up, mlp.up_bias) if v is not None]
     shape = (len(index) - 1, down.shape[0])
     symmetry = Translation(f"{mlp.label}: {NEURON_SHIFT}", shape, [down], increments)
-    return Exceptional(symmetry, _rows_equal(rows, index))
+    return Exceptional(symmetry, *_rows_equal(rows, index))
 
 
 def head_shift(attention: Attention, group: int, heads: NDArray[np.int64]) -> Exceptional:
@@ -289,7 +290,7 @@ def head_shift(attention: Attention, group: int, heads: NDArray[np.int64]) -> Ex
     queries = [view.index(0, group) for view in (a.query, a.query_bias) if view is not None]
     shape = (len(index) - 1, a.value_width, output.shape[-1])
     symmetry = Translation(f"{a.label}: {HEAD_SHIFT}", shape, [output], increments)
-    return Exceptional(symmetry, _rows_equal(queries, index))
+    return Exceptional(symmetry, *_rows_equal(queries, index))
 
 
 def group_mixing(attention: Attention, groups: NDArray[np.int64]) -> Exceptional:
@@ -305,7 +306,7 @@ def group_mixing(attention: Attention, groups: NDArray[np.int64]) -> Exceptional
         slots.append(PlacedSlot(a.value_bias, (0, 1)))
     rows = [v for v in (a.query, a.key, a.query_bias, a.key_bias) if v is not None]
     name = f"{a.label}: {GROUP_MIXING}"
-    return Exceptional(SubsetLinear(name, positions, slots), _rows_equal(rows, index))
+    return Exceptional(SubsetLinear(name, positions, slots), *_rows_equal(rows, index))
 
 
 def dead_columns(point: Point, features: NDArray[np.int64]) -> Exceptional:
@@ -326,14 +327,15 @@ def dead_columns(point: Point, features: NDArray[np.int64]) -> Exceptional:
             start += count
         return moved
 
+    views = [view for view in (point.norm.gain, point.norm.bias) if view is not None]
+
     def premise(parameters: Parameters) -> float:
-        views = [view for view in (point.norm.gain, point.norm.bias) if view is not None]
         found = [np.abs(view.read(parameters)) for view in views]
         return max(float(v[index].max()) / max(float(v.max()), 1e-300) for v in found)
 
     shape = (sum(counts), len(index))
     name = f"{point.norm.label}: {DEAD_COLUMNS}"
-    return Exceptional(Translation(name, shape, readers, increments), premise)
+    return Exceptional(Translation(name, shape, readers, increments), premise, touched(*views))
 
 
 def unseen_gain(point: Point, features: NDArray[np.int64]) -> Exceptional:
@@ -353,7 +355,7 @@ def unseen_gain(point: Point, features: NDArray[np.int64]) -> Exceptional:
         return max(float(v[..., index].max()) / max(float(v.max()), 1e-300) for v in found)
 
     symmetry = Translation(f"{point.norm.label}: {UNSEEN_GAIN}", (len(index),), [gain], increments)
-    return Exceptional(symmetry, premise)
+    return Exceptional(symmetry, premise, touched(*(reader.weight for reader in point.readers)))
 
 
 def _distinct(index: Any, size: int, least: int = 2) -> NDArray[np.int64]:
@@ -364,7 +366,9 @@ def _distinct(index: Any, size: int, least: int = 2) -> NDArray[np.int64]:
     return index
 
 
-def _rows_equal(views: Sequence[View], index: NDArray[np.int64]) -> Callable[[Parameters], float]:
+def _rows_equal(
+    views: Sequence[View], index: NDArray[np.int64]
+) -> tuple[Callable[[Parameters], float], tuple[str, ...]]:
     """Largest difference of the chosen rows, relative to the largest entry of all rows."""
 
     def premise(parameters: Parameters) -> float:
@@ -374,7 +378,7 @@ def _rows_equal(views: Sequence[View], index: NDArray[np.int64]) -> Callable[[Pa
             worst = max(worst, _spread(rows, float(np.abs(view.read(parameters)).max())))
         return worst
 
-    return premise
+    return premise, touched(*views)
 
 
 def _spread(rows: NDArray[Any], scale: float | None = None) -> float:
