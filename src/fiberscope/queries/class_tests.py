@@ -130,7 +130,7 @@ def class_tests(
         identities are returned; see `ClassTests.require`.
     """
     before = session.queries
-    scale = find_token_scale(session, rng, token_bound)
+    scale = find_token_scale(session, rng, token_bound, declared_noise)
     balls = session.arithmetic is Arithmetic.BALLS
     repeated, reach = _repeat(session, rng, scale)
     if balls:

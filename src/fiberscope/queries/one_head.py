@@ -5,8 +5,8 @@ every pair ``(z, y)`` gives one number ``z^T W y``: the logit of ``g / z^T v``. 
 none orthogonal to ``v``, and a basis of ``y`` give ``W``.
 
 Bhattamishra et al., "Provably Learning Attention with Queries" (arXiv 2601.16873), Theorem 4.1.
-There ``y`` runs through the unit vectors and ``z`` is Gaussian; here the ``z`` are orthonormal with
-equal products with ``v``, and the scales are chosen so that floating point loses least: a large
+There ``y`` runs through the unit vectors and ``z`` is Gaussian; here the ``z`` all lean towards
+``v``, and the scales are chosen so that floating point loses least: a large
 ``z`` with a small ``y`` leaves ``z^T W y`` and makes ``y^T v`` small beside ``z^T v``.
 """
 
@@ -23,10 +23,11 @@ from fiberscope.queries.result import BoundKind, Estimate, NotRecoveredError, Pr
 from fiberscope.queries.session import Purpose, QuerySession
 from fiberscope.queries.token_scale import TokenScale
 
-ALLOWANCE = 4.0
+ALLOWANCE = 1.5
 """Factor on the noise of an answer in stated bounds."""
 _RATIO = 16.0
 _ROUNDS = 6
+_FLAT_SCORE = 0.1
 _FLAT, _STEEP = 0.3, 5.0
 """Scores that are asked again at another scale: below the first, above the second."""
 
@@ -68,20 +69,22 @@ def value_vector(
     return v, float(np.linalg.norm(errors))
 
 
-def equal_directions(v: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Orthonormal rows with equal products with ``v``: ``|v| / sqrt(d)`` each, the best margin.
+def leaning_directions(v: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows with equal products ``|v| (1 + 1 / sqrt(d))`` with ``v``, shape ``(d, d)``.
 
-    The reflection that carries ``(1, .., 1) / sqrt(d)`` to ``v / |v|``, shape ``(d, d)``.
+    Orthonormal rows with products ``|v| / sqrt(d)`` each, plus ``v / |v|``. Singular values are 1,
+    and ``1 + sqrt(d)`` once: the inverse loses nothing, and no product is small beside the norms.
     """
     d = len(v)
     direction = v / np.linalg.norm(v)
-    ones = np.full(d, 1 / np.sqrt(d))
-    normal = ones - direction
+    # The reflection that carries (1, .., 1) / sqrt(d) to the direction.
+    normal = np.full(d, 1 / np.sqrt(d)) - direction
     length = np.linalg.norm(normal)
-    if length < 1e-8:
-        return np.eye(d)
-    normal /= length
-    return np.asarray(np.eye(d) - 2 * np.outer(normal, normal))
+    turned = np.eye(d)
+    if length > 1e-8:
+        normal /= length
+        turned -= 2 * np.outer(normal, normal)
+    return np.asarray(turned + direction)
 
 
 def measure_scores(
@@ -240,24 +243,24 @@ def recover_one_head(
         If the answers are not those of one head, or the noise hides it.
     """
     d = session.width
-    large, small = _probe_sizes(scale)
+    large, small = probe_sizes(scale)
     v, v_error = value_vector(session, noise, min(large, scale.largest))
     if not np.linalg.norm(v) > v_error:
         return no_heads(d, v_error)
-    z = large * equal_directions(v)
+    z = large * leaning_directions(v)
     y = small * random_rotation(d, rng)
     scores = measure_scores(
         session, noise, v, v_error, z, y, np.ones((d, d), dtype=bool), scale.largest
     )
     if not np.isfinite(scores.error).all():
         raise NotRecoveredError("some scores stayed hidden at every scale of the probes")
-    # Both bases are orthogonal up to the factor, so their inverses lose nothing.
+    # The inverses of both bases have norms 1 / large and 1 / small.
     W = np.linalg.solve(z, np.linalg.solve(y, scores.value.T).T)
     W_error = float(np.linalg.norm(scores.error)) / (large * small)
-    return one_head_estimate(W, v, W_error, v_error, "one head, d + d^2 queries")
+    return one_head_estimate(W, v, W_error, v_error, "one head, d + d^2 queries", scale.size)
 
 
-def _probe_sizes(scale: TokenScale) -> tuple[float, float]:
+def probe_sizes(scale: TokenScale) -> tuple[float, float]:
     """Lengths of ``z`` and ``y``: their product is that of tokens with scores of order one."""
     large = 2.0 ** np.floor(np.log2(_RATIO * scale.size))
     while large > 0.5 * scale.largest:
@@ -285,24 +288,30 @@ def one_head_estimate(
     W_error: float,
     v_error: float,
     method: str,
+    token_size: float,
     how: str = "the measured noise propagated through every logit and both bases",
     notes: tuple[str, ...] = (),
 ) -> Estimate:
-    """Package one head with bits from bounds on its errors (Frobenius and 2-norm)."""
-    size = float(np.linalg.norm(W))
+    """Package one head with bits from bounds on its errors (Frobenius and 2-norm).
+
+    ``token_size`` is that of `TokenScale`: a ``W`` within its error of zero counts as zero only if
+    that error is too small to move scores there, otherwise it is hidden (0 bits).
+    """
+    size = float(np.linalg.norm(W)) - W_error
+    if size <= 0 and W_error * token_size**2 <= _FLAT_SCORE:
+        size = 1.0
+        notes = (*notes, f"W is zero within {W_error:.2g}: the head is a plain mean")
     precision = Precision(
-        (bits(W_error, size if size > W_error else 1.0),),
-        (bits(v_error, float(np.linalg.norm(v))),),
+        (bits(W_error, size),),
+        (bits(v_error, float(np.linalg.norm(v)) - v_error),),
         BoundKind.CONDITIONAL,
         how,
     )
-    if size <= W_error:
-        notes = (*notes, f"W is zero within {W_error:.2g}: the head is a plain mean")
     return Estimate(AttentionHeads(W[None], v[None]), precision, method, notes)
 
 
 def bits(error: float, size: float) -> float:
-    """``-log2(error / size)``, at most 1074."""
-    if error <= 0 or size <= 0:
-        return 1074.0 if error <= 0 else 0.0
-    return float(min(1074.0, np.log2(size) - np.log2(error)))
+    """``-log2(error / size)`` between 0 and 1074."""
+    if size <= 0:
+        return 0.0
+    return float(np.clip(np.log2(size) - np.log2(error), 0.0, 1074.0)) if error > 0 else 1074.0

@@ -177,6 +177,10 @@ def checked(
     """
     heads = estimate.heads
     bits = estimate.precision.bits
+    if bits is not None and bits < 1:
+        raise NotRecoveredError(
+            "the noise hides the weights: the bound on an error is more than half of a head's size"
+        )
     certified = estimate.precision.kind is BoundKind.CERTIFIED
     relative = 0.0 if bits is None or certified else 2.0**-bits
     check = final_check(

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.queries.noise import kept_decimals, shown_arithmetic
 from fiberscope.queries.oracle import Arithmetic
 from fiberscope.queries.result import NotOfThisFormError
 from fiberscope.queries.session import Purpose, QuerySession
 
-_EXPONENTS = tuple(range(-8, 5))
+_EXPONENTS = tuple(range(-6, 4))
 _LENGTH = 9
 
 
@@ -41,12 +42,16 @@ class TokenScale:
 
 
 def find_token_scale(
-    session: QuerySession, rng: np.random.Generator, token_bound: float | None = None
+    session: QuerySession,
+    rng: np.random.Generator,
+    token_bound: float | None = None,
+    declared_noise: float | None = None,
 ) -> TokenScale:
-    """Ask one sequence ``X`` at sizes ``4^k`` and see where ``f(s X) / s`` leaves its limit.
+    """Ask one sequence ``X`` at sizes ``4^k``, twice, and see where ``f(s X) / s`` moves.
 
     For scores near zero ``f(s X) / s`` is the mean, for large ones the hard choice; in between it
-    moves. Thirteen queries. Sizes with an answer that is not finite are left out.
+    moves. Twenty queries. Sizes with an answer that is not finite, or lost in the noise, are left
+    out.
 
     Raises
     ------
@@ -62,19 +67,34 @@ def find_token_scale(
     if token_bound is not None:
         sizes = sizes / sizes.max() * min(token_bound * 0.99, sizes.max())
     sent = session.representable(sizes[:, None, None] * tokens)
-    answers = session.ask(sent, Purpose.CLASS_TESTS)
-    finite = np.isfinite(answers)
+    twice = np.stack([session.ask(sent, Purpose.CLASS_TESTS, repetition=k) for k in (0, 1)], axis=1)
+    finite = np.isfinite(twice).all(axis=1)
     if not finite.any():
         raise NotOfThisFormError("finite", "every answer is a finite number", np.inf, 0.0)
     # An answer above a gap of infinities would be luck.
     below = finite & (np.cumsum(~finite) == 0) if finite[0] else finite
-    kept, values = sizes[below], answers[below] / sizes[below]
-    largest = float(kept[-1]) if not finite.all() or token_bound is not None else np.inf
+    answers = twice[:, 0]
+    largest = np.inf if finite.all() and token_bound is None else float(sizes[below][-1])
+    unit = max(
+        session.arithmetic.unit, shown_arithmetic(twice.reshape(-1), session.arithmetic).unit
+    )
+    decimals = kept_decimals(answers, unit)
+    absolute = max(
+        declared_noise or 0.0,
+        3 * float(np.abs(np.diff(twice[below], axis=1)).max(initial=0.0)),
+        0.0 if decimals is None else 10.0**-decimals,
+    )
+    values = answers[below] / sizes[below]
+    errors = 30 * unit * np.abs(values).max(initial=0.0) + absolute / sizes[below]
+    clear = errors <= 0.1 * np.abs(values).max(initial=0.0)
+    backed_off = not bool(finite.all())
+    if not clear.any():
+        size = float(min(1.0, sizes[below][-1]))
+        return TokenScale(size, largest, False, backed_off, answers)
+    kept, values, errors = sizes[below][clear], values[clear], errors[clear]
     moved = np.abs(values - values[0])
-    reference = max(moved.max(initial=0.0), 0.0)
-    active = bool(reference > 30 * session.arithmetic.unit * np.abs(values).max(initial=0.0))
-    if not active:
-        size = float(min(1.0, kept[-1]))
-    else:
-        size = float(kept[int(np.argmax(moved > 0.25 * reference))])
-    return TokenScale(size, largest, active, not bool(finite.all()), answers)
+    active = bool(np.any(moved > errors + errors[0]))
+    size = min(max(1.0, float(kept[0])), float(kept[-1]))
+    if active:
+        size = float(kept[int(np.argmax(moved > 0.25 * moved.max()))])
+    return TokenScale(size, largest, active, backed_off, answers)
