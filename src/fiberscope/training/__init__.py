@@ -1,5 +1,7 @@
 """Training and symmetry: which part of an update does nothing, and how to do without it."""
 
+from fiberscope.training.balance import Balanced, balanced
+from fiberscope.training.rebalance import Rebalanced, rebalance_
 from fiberscope.training.record import (
     Balance,
     Direction,
@@ -11,9 +13,13 @@ from fiberscope.training.record import (
 
 __all__ = [
     "Balance",
+    "Balanced",
     "Direction",
     "ItemRecord",
     "Measurement",
+    "Rebalanced",
     "Start",
+    "balanced",
     "read_records",
+    "rebalance_",
 ]
