@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from importlib.resources import files
+from collections.abc import Sequence
 
 import fiberscope
 from fiberscope.checkpoints.ledger import Mechanism
 from fiberscope.report import evidence
 from fiberscope.report.charts import conditioning_map, stacked_bars
 from fiberscope.report.findings import conditioning_lines, grouped, leftover_lines
+from fiberscope.report.html_parts import explained, section, styled, table, whole_page
 from fiberscope.report.inspect_json import by_size, config_digest, shown_path, where
 from fiberscope.report.inspection_report import InspectionReport
 from fiberscope.report.mechanisms import CATALOGUE
@@ -31,17 +31,11 @@ from fiberscope.symmetry import Kind
 
 def page(report: InspectionReport) -> str:
     """A complete page."""
-    title = f"fiberscope inspect: {shown_path(report.inspection.path)}"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n</head>\n<body>\n{fragment(report)}\n</body>\n</html>\n"
-    )
+    return whole_page(f"fiberscope inspect: {shown_path(report.inspection.path)}", fragment(report))
 
 
 def fragment(report: InspectionReport) -> str:
     """The report as one element with its own style, as notebooks show it."""
-    style = files("fiberscope.report").joinpath("page.css").read_text(encoding="utf-8")
     sections = [
         _head(report),
         _exact(report),
@@ -53,8 +47,7 @@ def fragment(report: InspectionReport) -> str:
         _notes(report.inspection.notes),
         _footer(report),
     ]
-    body = "\n".join(section for section in sections if section)
-    return f'<div class="fiberscope">\n<style>\n{style}</style>\n{body}\n</div>'
+    return styled(sections)
 
 
 def _head(report: InspectionReport) -> str:
@@ -79,40 +72,8 @@ def _head(report: InspectionReport) -> str:
     )
 
 
-def _section(title: str, below: str, content: str) -> str:
-    under = f'<p class="quiet">{escape(below)}</p>\n' if below else ""
-    return f"<h2>{escape(title)}</h2>\n{under}{content}"
-
-
-def _table(
-    columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]], total: Sequence[str] = ()
-) -> str:
-    """A table of ready cells; columns are (heading, whether numbers stand in it)."""
-    kinds = [' class="number"' if numeric else "" for _, numeric in columns]
-    head = "".join(
-        f"<th{kind}>{escape(heading)}</th>"
-        for (heading, _), kind in zip(columns, kinds, strict=True)
-    )
-    lines = [
-        "<tr>"
-        + "".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True))
-        + "</tr>"
-        for row in rows
-    ]
-    if total:
-        cells = "".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(total, kinds, strict=True))
-        lines.append(f'<tr class="total">{cells}</tr>')
-    return (
-        f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{chr(10).join(lines)}\n</tbody></table>"
-    )
-
-
-def _explained(first: str, second: str) -> str:
-    return f"{escape(first)}<small>{escape(second)}</small>"
-
-
 def _mechanism(mechanism: Mechanism) -> str:
-    return _explained(mechanism.name, CATALOGUE[mechanism.name].plain)
+    return explained(mechanism.name, CATALOGUE[mechanism.name].plain)
 
 
 def _exact(report: InspectionReport) -> str:
@@ -128,7 +89,7 @@ def _exact(report: InspectionReport) -> str:
     ]
     rows += [
         (
-            _explained(f"counted twice: {', '.join(o.between)}", f"{o.why}."),
+            explained(f"counted twice: {', '.join(o.between)}", f"{o.why}."),
             "",
             f"-{count(o.dimension)}",
             "",
@@ -142,10 +103,10 @@ def _exact(report: InspectionReport) -> str:
         share(found.undetermined, found.undetermined),
     )
     columns = (("mechanism", False), ("where", False), ("parameters", True), ("share", True))
-    return _section(
+    return section(
         f"What has no effect on {observable_words(found.observable)}",
         "Exact continuous symmetries at generic weights; parameters are counted as dimensions.",
-        stacked_bars(found) + _table(columns, rows, total),
+        stacked_bars(found) + table(columns, rows, total),
     )
 
 
@@ -155,7 +116,7 @@ def _approximate(report: InspectionReport) -> str:
         return ""
     rows = [
         (
-            _explained(m.name, plain_approximate(m, weights)),
+            explained(m.name, plain_approximate(m, weights)),
             escape(where(m)),
             count(m.dimension),
             ", ".join(f"{epsilon:g}" for epsilon in m.epsilons),
@@ -163,10 +124,10 @@ def _approximate(report: InspectionReport) -> str:
         for m in mechanisms
     ]
     columns = (("mechanism", False), ("where", False), ("parameters", True), ("epsilon", True))
-    return _section(
+    return section(
         "Nearly without effect",
         approximate_sentence(weights),
-        _table(columns, rows),
+        table(columns, rows),
     )
 
 
@@ -175,11 +136,11 @@ def _discrete(mechanisms: Sequence[Mechanism]) -> str:
         return ""
     rows = [(_mechanism(m), escape(where(m)), order(m.log10_order)) for m in mechanisms]
     total = sum(m.log10_order for m in mechanisms)
-    return _section(
+    return section(
         "Renamings and signs",
         f"Discrete symmetries: {order(total)} parameter settings that compute the same, besides "
         "the moves above.",
-        _table((("mechanism", False), ("where", False), ("settings", True)), rows),
+        table((("mechanism", False), ("where", False), ("settings", True)), rows),
     )
 
 
@@ -187,19 +148,19 @@ def _weights(report: InspectionReport) -> str:
     weights = report.inspection.weights
     slow = slow_planes_sentence(report.inspection.slow_planes)
     if weights is None:
-        return _section("Weights", NO_WEIGHTS, f"<p>{escape(slow)}</p>" if slow else "")
+        return section("Weights", NO_WEIGHTS, f"<p>{escape(slow)}</p>" if slow else "")
     parts = []
     if weights.exceptional:
         rows = [
             (
-                _explained(group.kind, f"{group.detail}."),
+                explained(group.kind, f"{group.detail}."),
                 escape(group.where),
                 group.adds(),
             )
             for group in grouped(weights.exceptional)
         ]
         columns = (("finding", False), ("where", False), ("adds", True))
-        parts.append(_table(columns, rows))
+        parts.append(table(columns, rows))
         parts.append(
             '<p class="quiet">adds: parameters without effect at these weights, beyond the '
             "numbers above.</p>"
@@ -208,14 +169,14 @@ def _weights(report: InspectionReport) -> str:
         parts.append(f"<p>{escape(nothing_exceptional(weights))}</p>")
     if slow:
         parts.append(f"<p>{escape(slow)}</p>")
-    exceptional = _section("What is exceptional about these weights", "", "".join(parts))
-    conditioning = _section(
+    exceptional = section("What is exceptional about these weights", "", "".join(parts))
+    conditioning = section(
         "Condition numbers of head products",
         "Largest over smallest singular value of what the function sees of each head; large or "
         "infinite: nearly or wholly rank-deficient. Median (smallest to largest) over heads.",
         conditioning_map(weights.conditioning) + _lines(conditioning_lines(weights)),
     )
-    leftovers = _section(
+    leftovers = section(
         "What training left where nothing is determined",
         "Median (smallest to largest) over layers.",
         _lines(leftover_lines(weights)),
@@ -225,7 +186,7 @@ def _weights(report: InspectionReport) -> str:
 
 def _lines(lines: Sequence[tuple[str, str, str]]) -> str:
     columns = (("quantity", False), ("size", False), ("reading", False))
-    return _table(columns, [tuple(escape(cell) for cell in row) for row in lines])
+    return table(columns, [tuple(escape(cell) for cell in row) for row in lines])
 
 
 def _conditions(report: InspectionReport) -> str:
@@ -236,10 +197,10 @@ def _conditions(report: InspectionReport) -> str:
         )
         for c in sorted(report.inspection.conditions, key=lambda c: c.holds)
     ]
-    return _section(
+    return section(
         "Conditions",
         "When all hold, the numbers are exact.",
-        _table((("", False), ("condition", False)), rows),
+        table((("", False), ("condition", False)), rows),
     )
 
 
@@ -252,7 +213,7 @@ def _evidence(report: InspectionReport) -> str:
         )
         for name, rule in evidence.rules(report.ledger)
     ]
-    rules = _table((("line", False), ("rule", False), ("source", False)), rows)
+    rules = table((("line", False), ("rule", False), ("source", False)), rows)
     checks = []
     for name, check in evidence.checks(report.ledger, report.twin):
         agrees = check.statistics["agrees"]
@@ -262,13 +223,13 @@ def _evidence(report: InspectionReport) -> str:
             f"{escape(check.claim)}.</p>"
         )
     below = "The rule behind each line, and what checks the rules."
-    return _section("Evidence", below, "".join(checks) + rules)
+    return section("Evidence", below, "".join(checks) + rules)
 
 
 def _notes(notes: Sequence[str]) -> str:
     if not notes:
         return ""
-    return _section("Notes", "", "".join(f"<p>{escape(note)}</p>" for note in notes))
+    return section("Notes", "", "".join(f"<p>{escape(note)}</p>" for note in notes))
 
 
 def _footer(report: InspectionReport) -> str:
