@@ -11,10 +11,15 @@ from fiberscope.symmetry import ScaledSlot, Scaling, Symmetry
 NORM_GAIN = "norm gain"
 
 
+def gain_is_free(point: Point) -> bool:
+    """Whether a norm has gains that only linear, untied maps read, so that they can take them."""
+    return point.norm.gain is not None and point.only_linear and bool(point.readers)
+
+
 def gain_items(wiring: Wiring) -> Iterator[Item]:
     """One gain a feature of every norm that only linear, untied maps read."""
     for point in wiring.points:
-        if point.norm.gain is not None and point.only_linear and point.readers:
+        if gain_is_free(point):
             yield _gain(point)
 
 

@@ -59,7 +59,7 @@ def output_overlaps(wiring: Wiring) -> Iterator[Overlap]:
                 )
 
 
-def _absorbing_table(wiring: Wiring, tensor: str) -> View | None:
+def absorbing_table(wiring: Wiring, tensor: str) -> View | None:
     """A free table that is always added together with the tied one."""
     for segment in wiring.segments:
         for tables in segment.embedding.sums if segment.embedding else ():
@@ -84,7 +84,7 @@ def _tied_directions(wiring: Wiring) -> Iterator[Item]:
     bias = head.output_bias
     if not point.blind or (bias is None and point.norm.bias is not None):
         return
-    into = _absorbing_table(wiring, head.output.tensor)
+    into = absorbing_table(wiring, head.output.tensor)
     if wiring.observable is Observable.LOGITS and into is not None:
         yield _moving_rows(point, head.output, bias, slice(None), into, head.label)
     for view in wiring.output_only:
@@ -125,7 +125,7 @@ def _moving_rows(
     return Item(INPUT_DIRECTION, None, 1, build, where)
 
 
-def _written_blindly(wiring: Wiring, tensor: str) -> bool:
+def written_blindly(wiring: Wiring, tensor: str) -> bool:
     """Whether the tied table is written where nobody sees the ones vector."""
     return all(
         segment.blind
@@ -144,8 +144,8 @@ def _unembedding_shift(wiring: Wiring) -> Item | None:
     if wiring.observable is not Observable.PROBABILITIES or head is None:
         return None
     output, bias = head.output, head.output_bias
-    into = _absorbing_table(wiring, output.tensor) if wiring.tied else None
-    along_ones = wiring.tied and into is None and _written_blindly(wiring, output.tensor)
+    into = absorbing_table(wiring, output.tensor) if wiring.tied else None
+    along_ones = wiring.tied and into is None and written_blindly(wiring, output.tensor)
     rows = output.shape[1] if not wiring.tied or into is not None else int(along_ones)
     size = rows + (1 if bias is not None else 0)
     if size == 0:

@@ -1,0 +1,288 @@
+"""Attention in canonical form: balanced factors and planes, groups and heads in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import null_space
+
+from fiberscope.checkpoints.architecture.program import Attention
+from fiberscope.checkpoints.canonical.balancing import balance
+from fiberscope.checkpoints.canonical.places import Places, descending
+from fiberscope.checkpoints.canonical.planes import balance_planes, order_gains
+from fiberscope.checkpoints.canonical.points import Folded, Style
+from fiberscope.checkpoints.canonical.workspace import Workspace
+from fiberscope.checkpoints.ledger.rules.constants import unrotated_index, value_kernel_dimension
+from fiberscope.checkpoints.ledger.rules.discrete import GROUP_PERMUTATION, HEAD_PERMUTATION
+from fiberscope.checkpoints.ledger.rules.heads import QUERY_KEY, VALUE_OUTPUT
+from fiberscope.checkpoints.ledger.wiring import Segment
+
+Array = NDArray[np.float64]
+
+TIE = 16.0
+"""Two units tie when their keys differ by no more than this many spacings of the storage."""
+
+
+@dataclass
+class Heads:
+    """An attention's circuits, in the new frame.
+
+    Attributes
+    ----------
+    query, key, value
+        Folded readers; rows of shapes ``(G, m, r, d)``, ``(G, r, d)`` and ``(G, s, d)``.
+    output
+        Shape ``(G, m, s, d)``.
+    output_changed
+        Whether it differs from what is stored.
+    query_gain, key_gain
+        Gains of normalised queries and keys, as used; None where there are none.
+    """
+
+    attention: Attention
+    query: Folded
+    key: Folded
+    value: Folded
+    output: Array
+    output_changed: bool
+    spacing: float
+    query_gain: Array | None = None
+    key_gain: Array | None = None
+    gains_changed: bool = False
+    group_order: NDArray[np.int64] | None = None
+
+
+def canonical_heads(
+    heads: Heads,
+    segment: Segment,
+    style: Style,
+    places: Places,
+    fixed_order: NDArray[np.int64] | None,
+) -> None:
+    """Bring one attention to canonical form, in place.
+
+    Parameters
+    ----------
+    fixed_order
+        Order of the groups where a position table names them; then no head is sorted here.
+    """
+    attention = heads.attention
+    drop_dead_key_constants(heads)
+    sizes = head_sizes(heads)
+    if style.order and attention.heads_per_group > 1:
+        _sort_heads(heads, sizes, places)
+    if style.balance:
+        if attention.query_norm is None:
+            _query_key(heads, places)
+        else:
+            order_gains(heads, places)
+        _value_output(heads, places)
+        if style.drop:
+            _drop_silent_heads(heads, places)
+    if not heads.value.reader.absorbing_biases and heads.value.constant is not None:
+        _drop_kernel(heads, segment)
+    if style.order:
+        _sort_groups(heads, sizes, places, fixed_order)
+
+
+def drop_dead_key_constants(heads: Heads) -> None:
+    """Softmax cancels what is equal for all keys: constants of rows without position."""
+    key = heads.key
+    if key.constant is None or heads.attention.key_norm is not None:
+        return
+    dead = unrotated_index(heads.attention)
+    constant = key.constant[:, dead]
+    small = np.zeros(1)
+    if key.reader.bias is None and key.small_constant is not None:
+        small = key.small_constant[:, dead]
+    if (np.abs(constant) > small).any():
+        key.changed = True
+    key.constant = key.constant.copy()
+    key.constant[:, dead] = 0.0
+
+
+def head_sizes(heads: Heads) -> Array:
+    """Frobenius norms of every head's value/output product, shape ``(G, m)``."""
+    value, output = heads.value.rows, heads.output
+    gram = value @ value.swapaxes(-1, -2)
+    outer = output @ output.swapaxes(-1, -2)
+    squares = np.einsum("gst,gmst->gm", gram, outer)
+    return np.sqrt(np.maximum(squares, 0.0))
+
+
+def _sort_heads(heads: Heads, sizes: Array, places: Places) -> None:
+    attention = heads.attention
+    tolerance = TIE * heads.spacing
+    orders, settled = [], True
+    for group in range(attention.groups):
+        order, ties, kept = descending(sizes[group], tolerance)
+        places.add(HEAD_PERMUTATION, attention.layer, f"{attention.label}, group {group}", ties)
+        orders.append(order)
+        settled &= kept
+    if settled:
+        return
+    index = np.stack(orders)
+    heads.query.rows = np.take_along_axis(heads.query.rows, index[:, :, None, None], axis=1)
+    if heads.query.constant is not None:
+        heads.query.constant = np.take_along_axis(heads.query.constant, index[:, :, None], axis=1)
+    heads.output = np.take_along_axis(heads.output, index[:, :, None, None], axis=1)
+    sizes[:] = np.take_along_axis(sizes, index, axis=1)
+    heads.query.changed = heads.output_changed = True
+
+
+def _sort_groups(
+    heads: Heads, sizes: Array, places: Places, fixed: NDArray[np.int64] | None
+) -> None:
+    attention = heads.attention
+    if attention.groups == 1:
+        return
+    if fixed is None:
+        keys = np.sqrt((sizes**2).sum(axis=1))
+        order, ties, settled = descending(keys, TIE * heads.spacing)
+        places.add(GROUP_PERMUTATION, attention.layer, attention.label, ties)
+        if settled:
+            return
+    else:
+        order = fixed
+        if np.array_equal(order, np.arange(len(order))):
+            return
+    heads.group_order = order
+    for part in (heads.query, heads.key, heads.value):
+        part.rows = part.rows[order]
+        if part.constant is not None:
+            part.constant = part.constant[order]
+        part.changed = True
+    heads.output = heads.output[order]
+    heads.output_changed = True
+
+
+def _stacked(query: Array, constant: Array | None) -> Array:
+    """Queries of a group side by side, constants as a last column: ``(G, n, m (d + 1))``."""
+    rows = query if constant is None else np.concatenate([query, constant[..., None]], axis=-1)
+    return rows.swapaxes(1, 2).reshape(rows.shape[0], rows.shape[2], -1)
+
+
+def _query_key(heads: Heads, places: Places) -> None:
+    attention = heads.attention
+    query, key = heads.query, heads.key
+    if attention.rotary is not None:
+        balance_planes(heads, places)
+    rows = unrotated_index(attention)
+    if not len(rows):
+        return
+    whole = len(rows) == attention.key_width
+    q = query.rows if whole else query.rows[:, :, rows]
+    q_constant = None
+    if query.constant is not None and query.constant.any():
+        q_constant = query.constant if whole else query.constant[:, :, rows]
+    k = key.rows if whole else key.rows[:, rows]
+    first = _stacked(q, q_constant)
+    found = balance(first, k, heads.spacing)
+    _note(places, QUERY_KEY, attention, found.loose, found.deficient)
+    if found.settled:
+        return
+    query.changed = key.changed = True
+    groups, per_group, width = q.shape[:3]
+    moved = found.first.reshape(groups, width, per_group, -1).swapaxes(1, 2)
+    d = q.shape[-1]
+    if whole:
+        query.rows = np.ascontiguousarray(moved[..., :d])
+        key.rows = found.second
+        if q_constant is not None:
+            query.constant = moved[..., d].copy()
+    else:
+        query.rows[:, :, rows] = moved[..., :d]
+        key.rows[:, rows] = found.second
+        if q_constant is not None and query.constant is not None:
+            query.constant = query.constant.copy()
+            query.constant[:, :, rows] = moved[..., d]
+
+
+def _value_output(heads: Heads, places: Places) -> None:
+    attention, value = heads.attention, heads.value
+    second = _stacked(heads.output, None)
+    found = balance(value.rows, second, heads.spacing)
+    _note(places, VALUE_OUTPUT, attention, found.loose, found.deficient)
+    if found.settled:
+        return
+    value.changed = heads.output_changed = True
+    if value.constant is not None and value.constant.any():
+        # What the outputs do not see of a constant is cut with the rest.
+        assert found.basis is not None
+        value.constant = _carried_constant(heads, found.basis)
+    groups, per_group, width = heads.output.shape[:3]
+    value.rows = found.first
+    moved = found.second.reshape(groups, width, per_group, -1).swapaxes(1, 2)
+    heads.output = np.ascontiguousarray(moved)
+
+
+def _carried_constant(heads: Heads, basis: Array) -> Array:
+    assert heads.value.constant is not None
+    moved: Array = np.einsum("gst,gt->gs", basis, heads.value.constant)
+    return moved
+
+
+def _note(
+    places: Places,
+    mechanism: str,
+    attention: Attention,
+    loose: NDArray[np.int64],
+    deficient: NDArray[np.int64],
+) -> None:
+    groups = np.flatnonzero(loose)
+    places.add(mechanism, attention.layer, attention.label, groups.tolist(), int(loose.sum()))
+    places.note_dead(f"directions of heads outside the product ({mechanism})", int(deficient.sum()))
+
+
+def _drop_silent_heads(heads: Heads, places: Places) -> None:
+    """A head that writes nothing: its queries (and its group's keys) are dead too."""
+    silent = ~heads.output.any(axis=(2, 3))
+    live_queries = heads.query.rows.any(axis=(2, 3)) & silent
+    if live_queries.any():
+        heads.query.rows[silent] = 0.0
+        heads.query.changed = True
+        places.note_dead("queries of heads that write nothing", int(live_queries.sum()))
+        if heads.query.constant is not None:
+            heads.query.constant = heads.query.constant.copy()
+            heads.query.constant[silent] = 0.0
+    groups = np.logical_and.reduce(silent, axis=1)
+    for part in (heads.key, heads.value):
+        live = part.rows.any(axis=(1, 2)) & groups
+        if live.any():
+            part.rows[groups] = 0.0
+            part.changed = True
+            places.note_dead("keys and values of groups that write nothing", int(live.sum()))
+            if part.constant is not None:
+                part.constant = part.constant.copy()
+                part.constant[groups] = 0.0
+
+
+def _drop_kernel(heads: Heads, segment: Segment) -> None:
+    """Constant values of several groups can cancel in the output: keep what is seen of them."""
+    attention, value = heads.attention, heads.value
+    size = value_kernel_dimension(attention, segment)
+    if size == 0 or value.constant is None:
+        return
+    matrix = heads.output.sum(axis=1).reshape(-1, heads.output.shape[-1]).T
+    kernel = null_space(matrix)[:, :size]
+    constant = value.constant.reshape(-1)
+    inside = kernel @ (kernel.T @ constant)
+    if np.abs(inside).max() > 8.0 * heads.spacing * np.linalg.norm(constant):
+        value.constant = (constant - inside).reshape(value.constant.shape)
+        value.changed = True
+
+
+def write_heads(heads: Heads, work: Workspace) -> None:
+    """Write what :func:`canonical_heads` does not write through its readers."""
+    attention = heads.attention
+    if heads.output_changed:
+        work.write(attention.output, heads.output)
+    if heads.gains_changed:
+        for norm, gain in (
+            (attention.query_norm, heads.query_gain),
+            (attention.key_norm, heads.key_gain),
+        ):
+            if norm is not None and norm.gain is not None and gain is not None:
+                work.write(norm.gain, gain)

@@ -1,0 +1,387 @@
+"""The canonical form of a whole checkpoint, one block after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.architecture.program import Activation, Attention, Mlp, Norm
+from fiberscope.checkpoints.canonical.attention import TIE, Heads, canonical_heads, write_heads
+from fiberscope.checkpoints.canonical.frame import IDENTITY, Frame, coupled, find_frame
+from fiberscope.checkpoints.canonical.neurons import Neurons, canonical_neurons
+from fiberscope.checkpoints.canonical.places import Places, descending
+from fiberscope.checkpoints.canonical.points import (
+    Folded,
+    PointForm,
+    Style,
+    fold,
+    point_form,
+    point_frames,
+    unfold,
+)
+from fiberscope.checkpoints.canonical.stream import (
+    Constants,
+    drop_unread,
+    reached_buckets,
+    read_writer,
+    settle_positions,
+    settle_tied_bias,
+    settle_unembedding,
+    write_tables,
+)
+from fiberscope.checkpoints.canonical.workspace import Workspace
+from fiberscope.checkpoints.ledger.item import Item
+from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free
+from fiberscope.checkpoints.ledger.rules.discrete import GROUP_PERMUTATION, sharing_positions
+from fiberscope.checkpoints.ledger.wiring import Point, Reader, Role, Wiring
+from fiberscope.parameters import View
+
+Array = NDArray[np.float64]
+Progress = Callable[[int, int, str], None]
+Tensors = Iterator[tuple[str, NDArray[Any]]]
+
+
+@dataclass
+class _Step:
+    """One block: what to do, and the tensors it needs."""
+
+    label: str
+    run: Callable[[], None]
+    tensors: tuple[str, ...]
+
+
+class CanonicalForm:
+    """Computes a canonical form block by block.
+
+    Parameters
+    ----------
+    wiring
+        Of the architecture under the observable.
+    items
+        The ledger's entries: they say which frames are free.
+    work
+        Where tensors are read and written.
+    style
+        Which parts of the form are wanted.
+    """
+
+    def __init__(
+        self, wiring: Wiring, items: Sequence[Item], work: Workspace, style: Style | None = None
+    ) -> None:
+        self.wiring, self.work = wiring, work
+        self.items = list(items)
+        self.style = style or Style()
+        self.places = Places()
+        self.constants = Constants(work)
+        self._forms: dict[int, PointForm] = {}
+        self._frames: list[Frame] = []
+        self._frame_of_point: dict[int, Frame] = {}
+        self._frame_of_segment: dict[int, Frame] = {}
+        self._fixed_orders: dict[int, NDArray[np.int64]] = {}
+
+    def tensors(self, progress: Progress | None = None) -> Tensors:
+        """All tensors of the architecture, finished ones as they come."""
+        self._find_frames(progress)
+        steps = [*self._steps()]
+        last = {name: number for number, step in enumerate(steps) for name in step.tensors}
+        for number, step in enumerate(steps):
+            if progress is not None:
+                progress(number, len(steps), step.label)
+            step.run()
+            for name in dict.fromkeys(step.tensors):
+                if last[name] == number:
+                    yield name, self.work.release(name)
+        for name in self.wiring.architecture.tensors:
+            if name not in last:
+                yield name, self.work.release(name)
+
+    # Frames and norms.
+
+    def _find_frames(self, progress: Progress | None) -> None:
+        wiring = self.wiring
+        for group in wiring.stream_groups:
+            if progress is not None:
+                progress(0, 1, "frame of the residual stream")
+            frame = IDENTITY
+            if self.style.frame:
+                frame = find_frame(wiring, group, self.items, self.work, self.places)
+            self._frames.append(frame)
+            for segment in group.segments:
+                self._frame_of_segment[id(segment)] = frame
+        self._frame_of_point = point_frames(wiring, self._frames)
+
+    def _form(self, point: Point) -> PointForm:
+        found = self._forms.get(id(point))
+        if found is None:
+            frame = self._frame_of_point[id(point)]
+            found = point_form(point, frame, self.work, self.style, self.places)
+            self._forms[id(point)] = found
+        return found
+
+    def _fold(self, reader: Reader, point: Point) -> Folded:
+        return fold(reader, self._form(point), self.work)
+
+    # Steps.
+
+    def _steps(self) -> Iterator[_Step]:
+        wiring = self.wiring
+        tables = {
+            writer.view.tensor
+            for segment in wiring.segments
+            for writer in segment.writers
+            if writer.layer is None
+        }
+        tables |= {unread.view.tensor for unread in wiring.unread}
+        tables |= {a.position_table.tensor for a in wiring.attentions if a.position_table}
+        biases: set[str] = set()
+        if wiring.tied and wiring.head is not None and wiring.head.output_bias is not None:
+            biases.add(wiring.head.output_bias.tensor)
+        yield _Step("embedding", self._tables, (*tables, *biases))
+        blocks: list[tuple[int, Attention | Mlp]] = []
+        blocks += [(attention.layer, attention) for attention in wiring.attentions]
+        blocks += [(mlp.layer, mlp) for mlp in wiring.mlps]
+        for _, block in sorted(blocks, key=lambda pair: pair[0]):
+            if isinstance(block, Attention):
+                yield self._attention_step(block)
+            else:
+                yield self._mlp_step(block)
+        if wiring.head is not None:
+            yield _Step(wiring.head.label, self._head, self._head_tensors())
+        yield _Step("norms and biases", self._norms_and_biases, self._small_tensors())
+
+    def _tables(self) -> None:
+        wiring, work, style = self.wiring, self.work, self.style
+        drop_unread(wiring, work, style, self.places)
+        if wiring.tied_point is not None:
+            settle_tied_bias(wiring, self._form(wiring.tied_point), work, style)
+        settle_positions(wiring, work, style)
+        self._order_by_positions()
+        write_tables(wiring, self._frame_of_segment, work, style)
+
+    def _order_by_positions(self) -> None:
+        """Heads that a position table names are sorted by its columns, in all layers alike."""
+        if not self.style.order:
+            return
+        for sharing in sharing_positions(self.wiring.attentions):
+            owner = sharing[0]
+            table = owner.position_table
+            if table is None:
+                continue
+            values = np.array(
+                table.window(self.work.current(table.tensor)), dtype=np.float64, order="C"
+            )
+            reached = values[reached_buckets(self.wiring, table)]
+            keys = np.linalg.norm(reached - reached.mean(axis=0), axis=(0, 2))
+            order, ties, settled = descending(keys, TIE * self.work.spacing(table))
+            self.places.add(GROUP_PERMUTATION, None, owner.label, ties)
+            if settled:
+                order = np.arange(len(keys))
+            else:
+                self.work.write(table, values[:, order])
+            for attention in sharing:
+                self._fixed_orders[id(attention)] = order
+
+    def _attention_step(self, a: Attention) -> _Step:
+        views = [a.query, a.key, a.value, a.output, a.query_bias, a.key_bias, a.value_bias]
+        names = tuple(view.tensor for view in views if view is not None)
+        return _Step(a.label, lambda: self._attention(a), names)
+
+    def _attention(self, a: Attention) -> None:
+        wiring, work, style = self.wiring, self.work, self.style
+        parts = {
+            role: self._fold(wiring.reader_of(a, role), wiring.point_of(a, role))
+            for role in (Role.QUERY, Role.KEY, Role.VALUE)
+        }
+        segment = wiring.segment_of(a)
+        frame = self._frame_of_segment[id(segment)]
+        output, changed = read_writer(a.output, 3, segment, frame, work, style)
+        value = parts[Role.VALUE]
+        biases = value.reader.absorbing_biases
+        if biases and style.constants and value.constant is not None:
+            if not value.no_constant:
+                lands = np.einsum("gmsd,gs->d", output, value.constant)
+                self.constants.add(biases[0], lands)
+            value.drop_constant()
+        heads = Heads(
+            a,
+            parts[Role.QUERY],
+            parts[Role.KEY],
+            value,
+            output,
+            changed,
+            work.spacing(a.query, a.key, a.value, a.output),
+            self._inner_gain(a.query_norm),
+            self._inner_gain(a.key_norm),
+        )
+        canonical_heads(heads, segment, style, self.places, self._fixed_orders.get(id(a)))
+        for part in parts.values():
+            unfold(part, work)
+        write_heads(heads, work)
+
+    def _inner_gain(self, norm: Norm | None) -> Array | None:
+        return None if norm is None or norm.gain is None else self.work.read(norm.gain)
+
+    def _mlp_step(self, m: Mlp) -> _Step:
+        views = [m.up, m.gate, m.down, m.up_bias, m.gate_bias]
+        names = tuple(view.tensor for view in views if view is not None)
+        return _Step(m.label, lambda: self._mlp(m), names)
+
+    def _mlp(self, m: Mlp) -> None:
+        wiring, work = self.wiring, self.work
+        point = wiring.point_reading(m.up)
+        readers = {reader.weight: reader for reader in point.readers}
+        up = self._fold(readers[m.up], point)
+        gate = None if m.gate is None else self._fold(readers[m.gate], point)
+        segment = wiring.segment_writing(m.down)
+        frame = self._frame_of_segment[id(segment)]
+        down, changed = read_writer(m.down, 0, segment, frame, work, self.style)
+        neurons = Neurons(
+            m.label,
+            m.layer,
+            up if gate is None else gate,
+            None if gate is None else up,
+            down,
+            changed,
+            _degree(m.activation, m.activation_name),
+            m.activation is Activation.ODD,
+            m.activation_name,
+            work.spacing(m.up, m.gate, m.down),
+        )
+        canonical_neurons(neurons, self.style, self.places)
+        unfold(up, work)
+        if gate is not None:
+            unfold(gate, work)
+        if neurons.down_changed:
+            work.write(m.down, neurons.down.T)
+
+    def _head_tensors(self) -> tuple[str, ...]:
+        head = self.wiring.head
+        assert head is not None
+        views: list[View | None] = []
+        if not self.wiring.tied:
+            views += [head.output, head.output_bias]
+        if head.dense is not None:
+            views += [head.dense.weight, head.dense.bias]
+        return tuple(view.tensor for view in views if view is not None)
+
+    def _head(self) -> None:
+        """Dense layer and unembedding; a tied unembedding is done with the tables."""
+        wiring = self.wiring
+        head = wiring.head
+        assert head is not None
+        dense = self._dense()
+        output = None if wiring.tied else self._output()
+        if output is not None:
+            settle_unembedding(output, wiring, self.style)
+        if dense is not None and head.dense is not None:
+            if wiring.tied:
+                self._follow_frame(dense)
+            elif output is not None:
+                inner = head.norm is None
+                neurons = Neurons(
+                    head.dense.label,
+                    None,
+                    dense,
+                    None,
+                    np.ascontiguousarray(output.rows.T),
+                    False,
+                    _degree(head.dense.activation, head.dense.activation_name) if inner else None,
+                    inner and head.dense.activation is Activation.ODD,
+                    head.dense.activation_name,
+                    max(dense.spacing, output.spacing),
+                )
+                canonical_neurons(neurons, self.style, self.places)
+                if neurons.down_changed:
+                    output.rows = np.ascontiguousarray(neurons.down.T)
+                    output.changed = True
+            unfold(dense, self.work)
+        if output is not None:
+            unfold(output, self.work)
+
+    def _dense(self) -> Folded | None:
+        for point in self.wiring.points:
+            for reader in point.readers:
+                if reader.role is Role.DENSE:
+                    return self._fold(reader, point)
+        return None
+
+    def _output(self) -> Folded:
+        for point in self.wiring.points:
+            for reader in point.readers:
+                if reader.role is Role.OUTPUT:
+                    return self._fold(reader, point)
+        # Behind a dense layer without a norm: no norm reads it, so nothing is folded in.
+        head = self.wiring.head
+        assert head is not None
+        reader = Reader(Role.OUTPUT, head.label, None, head.output, head.output_bias)
+        plain = Norm("", self.wiring.points[0].norm.kind, None, None, 0.0)
+        form = PointForm(Point(plain, None), None, None, None, None, IDENTITY, False)
+        return fold(reader, form, self.work)
+
+    def _coupled_frame(self) -> Frame:
+        """Frame of the stream whose coordinates name the dense layer's units; else the identity."""
+        wiring = self.wiring
+        for group, frame in zip(wiring.stream_groups, self._frames, strict=True):
+            if coupled(wiring, group):
+                return frame
+        return IDENTITY
+
+    def _follow_frame(self, dense: Folded) -> None:
+        order = self._coupled_frame().order
+        if order is not None:
+            dense.rows = dense.rows[order]
+            if dense.constant is not None:
+                dense.constant = dense.constant[order]
+            dense.changed = True
+
+    # Norms and biases, once all readers have seen them as they were.
+
+    def _small_tensors(self) -> tuple[str, ...]:
+        names = []
+        for point in self.wiring.points:
+            names += [v.tensor for v in (point.norm.gain, point.norm.bias) if v is not None]
+        for segment in self.wiring.segments:
+            names += [bias.tensor for _, biases in segment.biases for bias in biases]
+        for attention in self.wiring.attentions:
+            for norm in (attention.query_norm, attention.key_norm):
+                if norm is not None and norm.gain is not None:
+                    names.append(norm.gain.tensor)
+        return tuple(dict.fromkeys(names))
+
+    def _norms_and_biases(self) -> None:
+        work, wiring = self.work, self.wiring
+        outer = self._coupled_frame()
+        for point in wiring.points:
+            form = self._form(point)
+            gain, bias = form.new_gain, form.new_bias
+            if point is wiring.tied_point and not outer.identity:
+                sign = 1.0 if outer.signs is None else outer.signs
+                gain = None if gain is None else outer.reorder(gain) * sign
+                bias = None if bias is None else outer.apply(bias)
+            if point.carried and self.style.constants and norm_bias_is_free(point):
+                assert form.bias is not None and form.new_bias is not None
+                moved = form.frame.apply(form.bias) - form.new_bias
+                if moved.any():
+                    self.constants.add(point.carried_biases[0], moved)
+            norm = point.norm
+            if norm.gain is not None and gain is not None and not _same(form.gain, gain):
+                work.write(norm.gain, gain)
+            if norm.bias is not None and bias is not None and not _same(form.bias, bias):
+                work.write(norm.bias, bias)
+        for segment in wiring.segments:
+            frame = self._frame_of_segment[id(segment)]
+            self.constants.write(segment, frame, self.style)
+
+
+def _same(old: Array | None, new: Array) -> bool:
+    return old is not None and np.array_equal(old, new)
+
+
+def _degree(activation: Activation, name: str) -> int | None:
+    if activation is not Activation.HOMOGENEOUS:
+        return None
+    return 2 if name == "relu2" else 1

@@ -1,0 +1,223 @@
+"""Neurons in canonical form: scales and signs fixed, in the order of what they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.canonical.attention import TIE
+from fiberscope.checkpoints.canonical.places import Places, descending
+from fiberscope.checkpoints.canonical.points import Folded, Style
+from fiberscope.checkpoints.canonical.readers import reference, signed_norm
+from fiberscope.checkpoints.canonical.workspace import ROUNDINGS
+from fiberscope.checkpoints.forward.activations import ACTIVATIONS
+from fiberscope.checkpoints.ledger.rules.discrete import NEURON_PERMUTATION, ODD_SIGNS
+from fiberscope.checkpoints.ledger.rules.mlp import GATED
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Neurons:
+    """Units of one hidden layer.
+
+    Attributes
+    ----------
+    gate
+        What the activation reads: the gate, or the only rows there are.
+    up
+        The rows that multiply a gate's activation; None where there is no gate.
+    down
+        What every unit writes, shape ``(f, outputs)``.
+    power
+        Degree of a positively homogeneous activation, None for others.
+    odd
+        Whether the activation passes signs on.
+    """
+
+    label: str
+    layer: int | None
+    gate: Folded
+    up: Folded | None
+    down: Array
+    down_changed: bool
+    power: int | None
+    odd: bool
+    activation_name: str
+    spacing: float
+
+
+def canonical_neurons(neurons: Neurons, style: Style, places: Places, *, sort: bool = True) -> None:
+    """Bring one layer of units to canonical form, in place; ``sort=False`` keeps their order."""
+    if style.drop:
+        _drop_dead(neurons, places)
+    if style.balance:
+        _scale(neurons, places)
+    if style.order:
+        if neurons.odd:
+            _signs(neurons, neurons.gate, ODD_SIGNS, places)
+        if sort:
+            _sort(neurons, places)
+
+
+def rows_with_constant(part: Folded) -> Array:
+    """Rows with their constant as a last column."""
+    if part.constant is None or not part.constant.any():
+        return part.rows
+    return np.concatenate([part.rows, part.constant[:, None]], axis=1)
+
+
+def _lengths(part: Folded) -> Array:
+    squares = np.einsum("ij,ij->i", part.rows, part.rows)
+    if part.constant is not None:
+        squares = squares + part.constant**2
+    return np.sqrt(squares)
+
+
+def _multiply(part: Folded, factor: Array) -> None:
+    part.rows *= factor[:, None]
+    if part.constant is not None:
+        part.constant = part.constant * factor
+    part.changed = True
+
+
+def _scale(neurons: Neurons, places: Places) -> None:
+    """Spread every freely movable scale evenly: lengths of the parts agree.
+
+    With ``|down| = c``, gate ``g`` of degree p and up ``u``: factors x on the gate and y on up
+    divide down by ``x^p y``.
+    """
+    if neurons.up is None and neurons.power is None:
+        return
+    down = np.linalg.norm(neurons.down, axis=1)
+    tolerance = ROUNDINGS * neurons.spacing
+    power = neurons.power
+    parts: list[tuple[Folded, int]] = []
+    if neurons.up is not None:
+        parts.append((neurons.up, 1))
+    if power is not None:
+        parts.append((neurons.gate, power))
+    lengths = [_lengths(part) for part, _ in parts]
+    live = (down > 0) & np.logical_and.reduce([length > 0 for length in lengths])
+    # The common length: log of it is the weighted mean of the logs.
+    total = 1 + sum(degree for _, degree in parts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.log(down)
+        for length, (_, degree) in zip(lengths, parts, strict=True):
+            mean = mean + degree * np.log(length)
+        common = np.where(live, np.exp(mean / total), 1.0)
+    settled = True
+    factors = []
+    for length in lengths:
+        factor = np.divide(common, length, out=np.ones_like(length), where=length > 0)
+        factors.append(factor)
+        settled &= bool((np.abs(factor - 1) <= tolerance).all())
+    if neurons.up is not None:
+        signed = signed_norm(rows_with_constant(neurons.up))
+        _note_signs(neurons, signed, lengths[0], neurons.up, GATED, places)
+        settled &= not _negative(signed, lengths[0], neurons, neurons.up)
+        factors[0] = factors[0] * np.where(signed < 0, -1.0, 1.0)
+    if settled:
+        return
+    whole = np.ones(len(down))
+    for factor, (part, degree) in zip(factors, parts, strict=True):
+        _multiply(part, factor)
+        whole *= factor**degree
+    neurons.down /= whole[:, None]
+    # A dead unit's down is scaled to length 1 where it is all that is left.
+    left = ~live & (down > 0)
+    neurons.down[left] *= (1.0 / np.linalg.norm(neurons.down[left], axis=1))[:, None]
+    neurons.down_changed = True
+
+
+def _negative(signed: Array, lengths: Array, neurons: Neurons, part: Folded) -> bool:
+    bound = ROUNDINGS * neurons.spacing * lengths / np.sqrt(part.rows.shape[1])
+    return bool((_inner(signed, part) < -bound).any())
+
+
+def _inner(signed: Array, part: Folded) -> Array:
+    rows = rows_with_constant(part)
+    return np.asarray(rows @ reference(rows.shape[-1])) / np.sqrt(rows.shape[-1])
+
+
+def _note_signs(
+    neurons: Neurons,
+    signed: Array,
+    lengths: Array,
+    part: Folded,
+    mechanism: str,
+    places: Places,
+) -> None:
+    bound = TIE * neurons.spacing * lengths / np.sqrt(part.rows.shape[1])
+    close = np.abs(_inner(signed, part)) <= bound
+    close &= lengths > 0
+    places.add(mechanism, neurons.layer, f"{neurons.label}, signs", np.flatnonzero(close).tolist())
+
+
+def _signs(neurons: Neurons, part: Folded, mechanism: str, places: Places) -> None:
+    """Positive product of every row with the reference; an odd activation passes the sign on."""
+    signed = signed_norm(rows_with_constant(part))
+    lengths = _lengths(part)
+    _note_signs(neurons, signed, lengths, part, mechanism, places)
+    if not _negative(signed, lengths, neurons, part):
+        return
+    sign = np.where(signed < 0, -1.0, 1.0)
+    _multiply(part, sign)
+    neurons.down = neurons.down * sign[:, None]
+    neurons.down_changed = True
+
+
+def _sort(neurons: Neurons, places: Places) -> None:
+    keys = _lengths(neurons.gate)
+    order, ties, settled = descending(
+        keys, TIE * neurons.spacing, lambda: np.linalg.norm(neurons.down, axis=1)
+    )
+    places.add(NEURON_PERMUTATION, neurons.layer, neurons.label, ties)
+    if settled:
+        return
+    for part in (neurons.gate, neurons.up):
+        if part is not None:
+            part.rows = part.rows[order]
+            if part.constant is not None:
+                part.constant = part.constant[order]
+            part.changed = True
+    neurons.down = neurons.down[order]
+    neurons.down_changed = True
+
+
+def _drop_dead(neurons: Neurons, places: Places) -> None:
+    """Units that write nothing or never switch: every part of them is zero."""
+    dead = ~neurons.down.any(axis=1)
+    for part in (neurons.gate, neurons.up):
+        if part is None:
+            continue
+        if part is neurons.gate and not _vanishes_at_zero(neurons):
+            continue
+        silent = ~part.rows.any(axis=1)
+        if part.constant is not None:
+            silent &= part.constant == 0
+        dead |= silent
+    if not dead.any():
+        return
+    changed = False
+    for part in (neurons.gate, neurons.up):
+        if part is None:
+            continue
+        live = part.rows[dead].any() or (part.constant is not None and part.constant[dead].any())
+        if live:
+            part.rows[dead] = 0.0
+            if part.constant is not None:
+                part.constant = part.constant.copy()
+                part.constant[dead] = 0.0
+            part.changed = changed = True
+    if neurons.down[dead].any():
+        neurons.down[dead] = 0.0
+        neurons.down_changed = changed = True
+    places.note_dead("neurons without effect", int(dead.sum()) if changed else 0)
+
+
+def _vanishes_at_zero(neurons: Neurons) -> bool:
+    """Whether the activation maps 0 to 0, so that a row of zeros never switches."""
+    return bool(ACTIVATIONS[neurons.activation_name](np.zeros(1))[0] == 0.0)

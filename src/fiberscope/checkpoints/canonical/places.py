@@ -1,0 +1,82 @@
+"""Places where a canonical form is not unique: ties, degenerate alignments, dead parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+LISTED = 64
+"""Units of one place that are listed; the count is always complete."""
+
+
+@dataclass(frozen=True)
+class NotUnique:
+    """A place where rounding, or exact freedom, decides between representatives.
+
+    Attributes
+    ----------
+    mechanism
+        What leaves the freedom.
+    layer, where
+        The place.
+    count
+        How many pairs of units (or directions).
+    units
+        The first of them, as positions in the canonical order: ``(i, i + 1)`` starts at ``i``.
+    """
+
+    mechanism: str
+    layer: int | None
+    where: str
+    count: int
+    units: tuple[int, ...] = ()
+
+
+@dataclass
+class Places:
+    """Collects what was found while a form is computed."""
+
+    found: list[NotUnique] = field(default_factory=list)
+    dead: dict[str, int] = field(default_factory=dict)
+
+    def add(
+        self, mechanism: str, layer: int | None, where: str, units: Sequence[int], count: int = 0
+    ) -> None:
+        """Note a place; nothing happens when there is nothing to note."""
+        count = count or len(units)
+        if count:
+            listed = tuple(int(unit) for unit in units[:LISTED])
+            self.found.append(NotUnique(mechanism, layer, where, count, listed))
+
+    def note_dead(self, what: str, count: int) -> None:
+        """Count dead parameters of one kind."""
+        if count:
+            self.dead[what] = self.dead.get(what, 0) + count
+
+
+def descending(
+    keys: NDArray[np.float64],
+    tolerance: float,
+    second: Callable[[], NDArray[np.float64]] | None = None,
+) -> tuple[NDArray[np.int64], list[int], bool]:
+    """Order of units by falling key, exactly equal ones by a second key where there are any.
+
+    Returns
+    -------
+    order : ndarray of int64
+        ``keys[order]`` falls; equal keys keep their order.
+    ties : list of int
+        Positions ``i`` in the new order whose key is within ``tolerance`` of the next one's.
+    settled : bool
+        Whether the present order falls already, up to the tolerance.
+    """
+    order = np.argsort(-keys, kind="stable")
+    ordered = keys[order]
+    if second is not None and (ordered[:-1] == ordered[1:]).any():
+        order = np.lexsort((-second(), -keys))
+    near = ordered[:-1] - ordered[1:] <= tolerance * np.abs(ordered[:-1])
+    settled = bool((keys[1:] - keys[:-1] <= tolerance * np.abs(keys[:-1])).all())
+    return order, [int(i) for i in np.flatnonzero(near)], settled

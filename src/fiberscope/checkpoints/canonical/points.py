@@ -1,0 +1,206 @@
+"""Norms and their readers in canonical form: gains and constants folded, free directions empty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.canonical.frame import IDENTITY, Frame
+from fiberscope.checkpoints.canonical.places import Places
+from fiberscope.checkpoints.canonical.workspace import Workspace, is_rounding
+from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free
+from fiberscope.checkpoints.ledger.rules.norms import gain_is_free
+from fiberscope.checkpoints.ledger.wiring import Point, Reader, Wiring
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Style:
+    """Which parts of the canonical form are wanted; all of them by default."""
+
+    fold: bool = True
+    centre: bool = True
+    frame: bool = True
+    balance: bool = True
+    order: bool = True
+    constants: bool = True
+    drop: bool = False
+    keep_unread: bool = False
+
+
+@dataclass
+class PointForm:
+    """What becomes of one norm.
+
+    Attributes
+    ----------
+    gain, bias
+        As stored, None where there is none.
+    new_gain, new_bias
+        In canonical form and in the new frame.
+    frame
+        Of the stream that the norm reads.
+    centred
+        Whether rows of readers are made to sum to zero (a LayerNorm's free direction).
+    """
+
+    point: Point
+    gain: Array | None
+    bias: Array | None
+    new_gain: Array | None
+    new_bias: Array | None
+    frame: Frame
+    centred: bool
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing changes."""
+        return (
+            self.frame.identity
+            and _same(self.gain, self.new_gain)
+            and _same(self.bias, self.new_bias)
+        )
+
+    def lost(self) -> Array | None:
+        """The constant vector taken from the norm, as stored (before the frame's change)."""
+        if self.bias is None or not norm_bias_is_free(self.point):
+            return None
+        return self.bias
+
+
+def _same(old: Array | None, new: Array | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    return np.array_equal(old, new)
+
+
+def point_form(
+    point: Point, frame: Frame, work: Workspace, style: Style, places: Places
+) -> PointForm:
+    """Gains become 1 and biases 0 where readers can take them.
+
+    Where a reader without a bias sees the norm's bias, that cannot vanish: it becomes the gain, so
+    that constants lie along the direction that normalised vectors do not reach.
+    """
+    norm = point.norm
+    gain = None if norm.gain is None else work.read(norm.gain)
+    bias = None if norm.bias is None else work.read(norm.bias)
+    new_gain = None if gain is None else frame.reorder(gain)
+    if gain is not None and style.fold and gain_is_free(point):
+        places.note_dead("weights behind a zero gain", int(np.count_nonzero(gain == 0)))
+        new_gain = np.ones_like(gain)
+    new_bias = None if bias is None else frame.apply(bias)
+    if bias is not None and style.constants and norm_bias_is_free(point):
+        unbiased = any(reader.bias is None and not reader.tied for reader in point.readers)
+        new_bias = np.zeros_like(bias)
+        if unbiased:
+            new_bias = np.ones_like(bias) if new_gain is None else new_gain.copy()
+    centred = bool(point.blind) and style.constants
+    if centred and new_gain is not None and not new_gain.all():
+        # Behind a zero gain that stays, the free direction is that feature's own.
+        centred = False
+    return PointForm(point, gain, bias, new_gain, new_bias, frame, centred)
+
+
+@dataclass
+class Folded:
+    """A reader's rows and constants on normalised vectors, in the new frame.
+
+    ``changed`` says whether they differ from what is stored by more than its rounding.
+    """
+
+    reader: Reader
+    form: PointForm
+    rows: Array
+    constant: Array | None
+    changed: bool
+    spacing: float
+    small_constant: Array | None = field(default=None)
+
+    @property
+    def no_constant(self) -> bool:
+        """Whether the constants are zero, up to the rounding of what they are sums of."""
+        if self.constant is None:
+            return True
+        if self.reader.bias is not None or self.small_constant is None:
+            return not self.constant.any()
+        return bool((np.abs(self.constant) <= self.small_constant).all())
+
+    def drop_constant(self) -> None:
+        """Set the constants to zero."""
+        if not self.no_constant:
+            self.changed = True
+        if self.constant is not None:
+            self.constant = np.zeros_like(self.constant)
+
+
+def fold(reader: Reader, form: PointForm, work: Workspace) -> Folded:
+    """Read a reader, its norm's gain and bias folded in."""
+    rows = work.read(reader.weight)
+    bias = None if reader.bias is None else work.read(reader.bias)
+    spacing = work.spacing(reader.weight, form.point.norm.gain)
+    constant = bias
+    small: Array | None = None
+    if form.bias is not None:
+        if form.bias.any():
+            brought = rows @ form.bias
+            constant = brought if constant is None else constant + brought
+            small = 8.0 * spacing * np.linalg.norm(rows * form.bias, axis=-1)
+        elif constant is None:
+            constant = np.zeros(rows.shape[:-1])
+    if form.gain is not None and (form.gain != 1).any():
+        rows *= form.gain
+    changed = not form.settled
+    if form.centred:
+        means = rows.mean(axis=-1)
+        carried = reader.bias is None and form.bias is not None
+        if carried or changed or not is_rounding(means, rows, spacing):
+            rows -= means[..., None]
+            changed = changed or not carried
+    if not form.frame.identity:
+        rows = form.frame.apply(rows)
+    return Folded(reader, form, rows, constant, changed, spacing, small)
+
+
+def unfold(folded: Folded, work: Workspace) -> None:
+    """Write a reader back, for its norm's canonical gain and bias."""
+    if not folded.changed:
+        return
+    form, reader = folded.form, folded.reader
+    rows, constant = folded.rows, folded.constant
+    if form.centred:
+        rows = rows - rows.mean(axis=-1, keepdims=True)
+    gain = form.new_gain
+    if gain is not None and (gain != 1).any():
+        rows = np.divide(rows, gain, out=np.zeros_like(rows), where=gain != 0)
+    if form.new_bias is not None and form.new_bias.any():
+        brought = rows @ form.new_bias
+        constant = -brought if constant is None else constant - brought
+        if reader.bias is None:
+            rows, constant = _along_direction(rows, constant, form), None
+    if reader.bias is not None and constant is not None:
+        work.write(reader.bias, constant)
+    work.write(reader.weight, rows)
+
+
+def _along_direction(rows: Array, constant: Array, form: PointForm) -> Array:
+    """Rows that bring a constant along the direction that normalised vectors do not reach."""
+    assert form.new_bias is not None
+    gain = np.ones(rows.shape[-1]) if form.new_gain is None else form.new_gain
+    if form.centred:
+        return rows + (constant / (form.new_bias @ (1.0 / gain)))[..., None] / gain
+    return rows
+
+
+def point_frames(wiring: Wiring, frames: list[Frame]) -> dict[int, Frame]:
+    """Frame of every point: that of its group of streams."""
+    found: dict[int, Frame] = {}
+    for group, frame in zip(wiring.stream_groups, frames, strict=True):
+        norms = {id(norm) for segment in group.segments for norm in segment.readers}
+        for point in wiring.points:
+            if id(point.norm) in norms:
+                found[id(point)] = frame
+    return {id(point): found.get(id(point), IDENTITY) for point in wiring.points}

@@ -1,0 +1,127 @@
+"""Tensors on their way from a checkpoint to its canonical form, a layer in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.architecture.program import Architecture
+from fiberscope.checkpoints.inspection.roles import storage_epsilon
+from fiberscope.errors import InputError
+from fiberscope.parameters import View
+
+Array = NDArray[np.float64]
+
+SMALL = 1 << 16
+"""Entries up to which a tensor is kept once read: norms and biases are asked for repeatedly."""
+ROUNDINGS = 8.0
+"""Deviations of up to this many standard deviations of storage rounding count as none."""
+ARITHMETIC = 2.0**-44
+"""Spacing that our own float64 arithmetic is taken to have: a thousand roundings of float64."""
+
+
+class Workspace:
+    """Reads roles in float64, takes their new values, and hands out finished tensors.
+
+    A tensor that nothing is written to keeps its stored bits.
+
+    Parameters
+    ----------
+    architecture
+        What the tensors are.
+    load
+        Tensor of the architecture -> array in its stored format.
+    format_of
+        Tensor of the architecture -> name of its stored format.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        load: Callable[[str], NDArray[Any]],
+        format_of: Callable[[str], str],
+    ) -> None:
+        self.architecture = architecture
+        self._load, self._format_of = load, format_of
+        self._held: dict[str, NDArray[Any]] = {}
+        self._written: dict[str, NDArray[Any]] = {}
+        self.moved: set[str] = set()
+
+    def spacing(self, *views: View | None) -> float:
+        """Relative spacing of the coarsest format among the views, at least our arithmetic's."""
+        names = {view.tensor for view in views if view is not None}
+        return max([ARITHMETIC, *(storage_epsilon(self._format_of(name)) for name in names)])
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """One tensor as stored, checked to be finite; held until released."""
+        if name not in self._held:
+            array = self._load(name).reshape(self.architecture.tensors[name])
+            if not _is_finite(array):
+                raise InputError(
+                    f"tensor {name!r} has NaN or infinite values; use a checkpoint whose weights "
+                    "are finite"
+                )
+            self._held[name] = array
+        return self._held[name]
+
+    def read(self, view: View) -> Array:
+        """A role as stored, in a new contiguous float64 array, offset included."""
+        window = view.window(self.stored(view.tensor))
+        values = np.array(window, dtype=np.float64, order="C")
+        if view.offset:
+            values += view.offset
+        return values
+
+    def write(self, view: View, values: Array) -> None:
+        """Give a role new values."""
+        name = view.tensor
+        current = self.current(name)
+        if name not in self._written or current.dtype != np.float64:
+            self._written[name] = current.astype(np.float64)
+        view.write(self._written, values)
+        self.moved.add(name)
+
+    def replace(self, name: str, array: NDArray[Any]) -> None:
+        """Give a whole tensor new values, in whatever format they are exact in."""
+        self._written[name] = array
+        self.moved.add(name)
+
+    def current(self, name: str) -> NDArray[Any]:
+        """One tensor with what has been written to it."""
+        return self._written[name] if name in self._written else self.stored(name)
+
+    def release(self, name: str) -> NDArray[Any]:
+        """Hand out a finished tensor and let go of it."""
+        array = self.current(name)
+        self._held.pop(name, None)
+        self._written.pop(name, None)
+        return array
+
+    def forget(self, name: str) -> None:
+        """Let go of a large tensor that was only looked at."""
+        if name in self._held and self._held[name].size > SMALL:
+            del self._held[name]
+
+
+def _is_finite(array: NDArray[Any]) -> bool:
+    flat = array.reshape(-1)
+    step = 1 << 22
+    return all(np.isfinite(flat[start : start + step]).all() for start in range(0, flat.size, step))
+
+
+def is_rounding(
+    means: Array, entries: Array, spacing: float, *, axis: int = -1, total: bool = False
+) -> bool:
+    """Whether means (or sums) of entries are no more than the storage rounding of the entries.
+
+    The mean of n entries of root mean square v, each rounded with relative spacing e, has standard
+    deviation at most ``v e / sqrt(12 n)``; :data:`ROUNDINGS` of them are allowed.
+    """
+    count = entries.shape[axis]
+    # Not the spacing of each entry: a bound that is generous by less than two.
+    allowed = ROUNDINGS * spacing / np.sqrt(12.0) * np.sqrt(np.mean(entries**2, axis=axis))
+    allowed = allowed * (np.sqrt(count) if total else 1.0 / np.sqrt(count))
+    return bool((np.abs(means) <= allowed).all())
