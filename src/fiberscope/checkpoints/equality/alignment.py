@@ -61,7 +61,7 @@ def align(
     ledger
         What acts on the first.
     """
-    blocks = _blocks(first, second)
+    blocks = blocks_of(first, second)
     steps = len(blocks) + 2
 
     def tick(number: int, what: str) -> None:
@@ -82,7 +82,9 @@ def align(
     return found
 
 
-def _blocks(first: FoldedModel, second: FoldedModel) -> list[tuple[Attention | Mlp, Attention | Mlp]]:
+def blocks_of(
+    first: FoldedModel, second: FoldedModel
+) -> list[tuple[Attention | Mlp, Attention | Mlp]]:
     """Sublayers in the order of the network."""
     ordered = []
     for model in (first, second):
@@ -103,9 +105,7 @@ def _frame(
     """The first frame in which the tables agree, or the one in which they differ least."""
     best: tuple[Frame, list[Statistic]] | None = None
     for frame in candidates(first, second, ledger):
-        parts = [
-            _vectors(a, b, frame) for a, b in zip(first.tables, second.tables, strict=True)
-        ]
+        parts = [_vectors(a, b, frame) for a, b in zip(first.tables, second.tables, strict=True)]
         parts += [_kept(a, b, frame) for a, b in zip(first.kept, second.kept, strict=True)]
         if all(part.is_same for part in parts):
             return frame, parts[: len(first.tables)]
@@ -183,9 +183,7 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
         moved = carried_mlp(one, frame, down_moves=False)
         moved = _renamed(moved, order)
         assert rows_a is not None and rows_b is not None
-        found.statistics.append(
-            statistic(other.label, other.up, moved.up, rotated=frame.rotated)
-        )
+        found.statistics.append(statistic(other.label, other.up, moved.up, rotated=frame.rotated))
         if moved.up_constant is not None and other.up_constant is not None:
             found.statistics.append(
                 statistic(
@@ -197,11 +195,19 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
         turned = rows_a.array.take(order, -1)
         found.statistics.append(statistic(rows_b.label, rows_b.array, turned))
     else:
-        scales = scales_of(other, head.dense.activation, head.dense.activation_name,
-                           head.norm is None)
+        scales = scales_of(
+            other, head.dense.activation, head.dense.activation_name, head.norm is None
+        )
         moved = carried_mlp(one, frame, down_moves=False)
-        _take(match_neurons(moved, other, Scales(False, scales.homogeneous, scales.power,
-                                                 scales.odd), rotated=frame.rotated), found)
+        _take(
+            match_neurons(
+                moved,
+                other,
+                Scales(False, scales.homogeneous, scales.power, scales.odd),
+                rotated=frame.rotated,
+            ),
+            found,
+        )
     if bias_a is not None and bias_b is not None:
         found.statistics.append(
             statistic("constants of the logits", bias_b.reshaped(1, -1), bias_a.reshaped(1, -1))
@@ -211,9 +217,7 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
 def _renamed(f: FoldedMlp, order: np.ndarray) -> FoldedMlp:
     """Units of the dense layer in another order."""
     constant = None if f.up_constant is None else f.up_constant.take(order, 0)
-    return FoldedMlp(
-        f.label, f.layer, f.mlp, f.up.take(order, 0), f.down.take(order, 0), constant
-    )
+    return FoldedMlp(f.label, f.layer, f.mlp, f.up.take(order, 0), f.down.take(order, 0), constant)
 
 
 def first_difference(statistics: list[Statistic]) -> Iterator[Statistic]:

@@ -139,9 +139,7 @@ class _Problem:
             score = self.score(matrix)
             yield matrix, score
 
-    def solve(
-        self, left: NDArray[Any], right: NDArray[Any], weight: NDArray[Any]
-    ) -> NDArray[Any]:
+    def solve(self, left: NDArray[Any], right: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
         return _solve(self.gram, self.gram_moved, (left, right), weight, self.noise)
 
     def score(self, matrix: NDArray[Any]) -> NDArray[np.float64]:
@@ -183,7 +181,9 @@ def _smallest(moved: NDArray[Any]) -> NDArray[np.float64]:
     """A variance below which float64 itself cannot see, per row."""
     size = (np.abs(moved) ** 2).mean(axis=-1)
     largest = size.max(axis=-1, keepdims=True)
-    floor: NDArray[np.float64] = np.maximum(size, 1e-12 * largest) * (16 * np.finfo(np.float64).eps) ** 2
+    floor: NDArray[np.float64] = (
+        np.maximum(size, 1e-12 * largest) * (16 * np.finfo(np.float64).eps) ** 2
+    )
     return np.maximum(floor, np.finfo(np.float64).tiny)
 
 

@@ -10,12 +10,20 @@ by, so zero gains need no special case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fiberscope.checkpoints.architecture.program import Attention, Mlp, NormKind, Observable
+from fiberscope.checkpoints.architecture.program import (
+    Attention,
+    Mlp,
+    Norm,
+    NormKind,
+    Observable,
+    Rotary,
+)
 from fiberscope.checkpoints.equality.noisy import Noisy, joined, rounding_variance
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free, unrotated_index
@@ -83,9 +91,10 @@ class Vectors:
 class FoldedModel:
     """Neutral form of a stored model, one block at a time."""
 
-    def __init__(self, model: StoredModel) -> None:
+    def __init__(self, model: StoredModel, *, other_rotary_layout: bool = False) -> None:
         self.model = model
         self.wiring = model.wiring
+        self.other_rotary_layout = other_rotary_layout
 
     # --- building blocks -------------------------------------------------------------------
 
@@ -134,22 +143,29 @@ class FoldedModel:
             whole = Noisy(whole.value.transpose(1, 2, 0), whole.variance.transpose(1, 2, 0))
             live = self._live_buckets(a, whole.shape[-1])
             table = whole.take(live, 2).centred(-1)
+        output = self.write(self.model.read(a.output), wiring.segment_of(a))
+        query, query_constant = parts[Role.QUERY]
+        if self.other_rotary_layout and a.rotary is not None:
+            a = replace(a, rotary=other_layout(a.rotary))
+        rows = plane_order(a)
+        scale = 1.0 if a.query_norm is not None else score_scale(a)
         return FoldedAttention(
-            a,
-            parts[Role.QUERY][0],
-            key,
+            replace(a, rotary=ordered_rotary(a)),
+            query.take(rows, 2).scaled(scale),
+            key.take(rows, 1),
             parts[Role.VALUE][0],
-            self.write(self.model.read(a.output), wiring.segment_of(a)),
-            parts[Role.QUERY][1],
-            key_constant,
-            self._norm_gain(a.query_norm),
-            self._norm_gain(a.key_norm),
+            output,
+            None if query_constant is None else query_constant.take(rows, 2).scaled(scale),
+            None if key_constant is None else key_constant.take(rows, 1),
+            self._norm_gain(a.query_norm, rows),
+            self._norm_gain(a.key_norm, rows),
             table,
         )
 
-    def _norm_gain(self, norm: object) -> Noisy | None:
-        gain = getattr(norm, "gain", None)
-        return None if gain is None else self.model.read(gain)
+    def _norm_gain(self, norm: Norm | None, rows: NDArray[np.int64]) -> Noisy | None:
+        if norm is None or norm.gain is None:
+            return None
+        return self.model.read(norm.gain).take(rows, 0)
 
     def _live_buckets(self, a: Attention, buckets: int) -> list[int]:
         """Buckets that some distance reaches: the others are unread parameters."""
@@ -253,6 +269,10 @@ class FoldedModel:
 
     @cached_property
     def kept(self) -> list[Vectors]:
+        """Gains and biases that no linear map can take over, and are determined themselves."""
+        return self.kept_vectors()
+
+    def kept_vectors(self) -> list[Vectors]:
         """Gains and biases that no linear map can take over, and are determined themselves."""
         found = []
         for point in self.wiring.points:
@@ -370,6 +390,50 @@ class FoldedModel:
         assert rows is not None
         down = Noisy(np.ascontiguousarray(rows.array.value.T), rows.array.variance.T)
         return FoldedMlp(head.dense.label, None, None, up, down, constant)
+
+
+def score_scale(attention: Attention) -> float:
+    """What scores are multiplied by."""
+    given = attention.score_scale
+    return attention.key_width**-0.5 if given is None else given
+
+
+def plane_order(attention: Attention) -> NDArray[np.int64]:
+    """Rows of queries and keys, plane after plane by frequency, then the rows without position.
+
+    In this order half-split and interleaved layouts of one attention look alike.
+    """
+    if attention.rotary is None:
+        return np.arange(attention.key_width)
+    planes = attention.rotary.planes
+    frequencies = np.array(attention.rotary.frequencies)
+    rows: list[int] = []
+    for number in np.argsort(-np.abs(frequencies), kind="stable"):
+        first, second = planes[number]
+        rows += [first, second] if frequencies[number] > 0 else [second, first]
+    rest = [row for row in range(attention.key_width) if row not in set(rows)]
+    return np.array(rows + rest, dtype=np.int64)
+
+
+def other_layout(rotary: Rotary) -> Rotary:
+    """The same frequencies on the pairs of the other layout: half-split or interleaved."""
+    count = len(rotary.planes)
+    first = min(min(plane) for plane in rotary.planes)
+    if rotary.interleaved:
+        planes = tuple((first + j, first + j + count) for j in range(count))
+    else:
+        planes = tuple((first + 2 * j, first + 2 * j + 1) for j in range(count))
+    return replace(rotary, planes=planes, interleaved=not rotary.interleaved)
+
+
+def ordered_rotary(attention: Attention) -> Rotary | None:
+    """The rotary encoding after :func:`plane_order`."""
+    rotary = attention.rotary
+    if rotary is None:
+        return None
+    frequencies = tuple(sorted((abs(f) for f in rotary.frequencies), reverse=True))
+    planes = tuple((2 * number, 2 * number + 1) for number in range(len(frequencies)))
+    return replace(rotary, planes=planes, frequencies=frequencies, interleaved=True)
 
 
 def _window(view: View, arrays: dict[str, Noisy]) -> Noisy:

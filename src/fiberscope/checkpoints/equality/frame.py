@@ -21,6 +21,7 @@ from fiberscope.checkpoints.equality.noisy import Array, Noisy
 from fiberscope.checkpoints.ledger import Ledger
 from fiberscope.checkpoints.ledger.rules.discrete import COORDINATE_PERMUTATION, COORDINATE_SIGNS
 from fiberscope.checkpoints.ledger.rules.stream import ROTATION
+from fiberscope.checkpoints.ledger.wiring import Wiring
 from fiberscope.symmetry import ones_complement
 
 ROWS = 4096
@@ -48,7 +49,8 @@ class Frame:
     how
         In words.
     blocks
-        For rotations inside blocks: the coordinates of the first model that are mixed, per block.
+        For rotations inside blocks of equal gains: coordinates of the second model and of the
+        first, block by block.
     undetermined
         Directions of the stream on which the tables say nothing about the frame.
     """
@@ -56,7 +58,7 @@ class Frame:
     matrix: Array
     rotated: bool
     how: str
-    blocks: tuple[NDArray[np.int64], ...] = ()
+    blocks: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...] = ()
     undetermined: int = 0
 
     def carry(self, array: Noisy, axis: int = -1) -> Noisy:
@@ -68,8 +70,8 @@ class Frame:
         shape = [1] * len(array.shape)
         shape[axis] = len(order)
         moved = array.take(order, axis)
-        return moved if (sign == 1).all() else Noisy(
-            moved.value * sign.reshape(shape), moved.variance
+        return (
+            moved if (sign == 1).all() else Noisy(moved.value * sign.reshape(shape), moved.variance)
         )
 
 
@@ -83,9 +85,9 @@ def freedom(ledger: Ledger) -> tuple[Freedom, bool]:
     return Freedom.NONE, False
 
 
-def is_centred(model: FoldedModel) -> bool:
+def is_centred_wiring(wiring: Wiring) -> bool:
     """Whether the ones vector stays where it is: a LayerNorm reads the stream."""
-    kinds = {n.kind for segment in model.wiring.segments for n in segment.readers}
+    kinds = {norm.kind for segment in wiring.segments for norm in segment.readers}
     return NormKind.LAYER in kinds
 
 
@@ -100,7 +102,7 @@ def candidates(first: FoldedModel, second: FoldedModel, ledger: Ledger) -> Itera
     if allowed is Freedom.ROTATION:
         if (exact := _renamed_exactly(pairs, signed=True)) is not None:
             yield Frame(exact, False, "coordinates renamed and given signs")
-        yield _rotation(pairs, width, is_centred(first))
+        yield _rotation(pairs, width, is_centred_wiring(first.wiring))
         return
     if (exact := _renamed_exactly(pairs, signed)) is not None:
         yield Frame(exact, False, "coordinates renamed and given signs")
@@ -202,9 +204,11 @@ def _blocks(
     head = first.wiring.head
     if head is not None and head.dense is not None and head.norm is not None:
         return  # a nonlinearity stands between the stream and the tied table
-    if not any(v.kind == "gain" for v in first.kept) or any(point.observed for point in first.wiring.points):
+    if not any(v.kind == "gain" for v in first.kept) or any(
+        point.observed for point in first.wiring.points
+    ):
         return
-    centred = is_centred(first)
+    centred = is_centred_wiring(first.wiring)
     gains = _kept_gains(first.kept), _kept_gains(second.kept)
     for own in (0, 1):
         blocks = _equal_blocks(gains, own)
@@ -217,10 +221,10 @@ def _blocks(
                 for a, b in pairs:
                     cross = cross + b.value[:, rows].T @ a.value[:, columns]
                 matrix[np.ix_(rows, columns)] = _block_map(np.asarray(cross) * sign, centred)
-            mixed = tuple(columns for rows, columns in blocks if len(columns) > 1)
+            mixed = sum(len(columns) > 1 for _, columns in blocks)
             if mixed:
-                how = f"rotations inside {len(mixed)} blocks of equal gains"
-                yield Frame(sign * matrix, True, how, mixed)
+                how = f"rotations inside {mixed} blocks of equal gains"
+                yield Frame(sign * matrix, True, how, tuple(blocks))
 
 
 def _kept_gains(kept: Sequence[Vectors]) -> Array:

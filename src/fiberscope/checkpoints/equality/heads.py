@@ -81,9 +81,11 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
             counts = " against ".join(f"{f.query.shape[0]} x {f.query.shape[1]}" for f in (a, b))
             return HeadMatch(label, none, none, None, np.zeros(0), mismatch=f"{label}: {counts}")
     if not b.query.shape[0]:
-        return HeadMatch(label, np.zeros(0, np.int64), np.zeros((0, 0), np.int64), None, np.zeros(0))
+        return HeadMatch(
+            label, np.zeros(0, np.int64), np.zeros((0, 0), np.int64), None, np.zeros(0)
+        )
     groups, heads = _assign(a, b)
-    a = _reordered(a, groups, heads)
+    a = reordered(a, groups, heads)
     found = HeadMatch(label, groups, heads, None, np.zeros(0))
     if b.query_gain is None:
         found.query_key = _query_key(a, b, found, rotated)
@@ -169,7 +171,7 @@ def _sketches(f: FoldedAttention) -> Array:
     return np.concatenate([part / size for part, size in zip(parts, sizes, strict=True)], -1)
 
 
-def _reordered(
+def reordered(
     f: FoldedAttention, groups: NDArray[np.int64], heads: NDArray[np.int64]
 ) -> FoldedAttention:
     pick = (groups[:, None], heads)
@@ -240,7 +242,7 @@ def without_silent_groups(f: FoldedAttention) -> FoldedAttention:
     """Leave out groups that add nothing, for models with different numbers of them."""
     live = np.flatnonzero(f.output.value.any(axis=(1, 2, 3)))
     heads = np.broadcast_to(np.arange(f.query.shape[1]), (len(live), f.query.shape[1]))
-    return _reordered(f, live, heads)
+    return reordered(f, live, heads)
 
 
 # --- circuits -------------------------------------------------------------------------------
@@ -263,9 +265,7 @@ def blocks(attention: Attention) -> Iterator[tuple[NDArray[np.int64], NDArray[np
     if attention.rotary is None:
         return
     planes: dict[float, list[tuple[int, int]]] = defaultdict(list)
-    for plane, frequency in zip(
-        attention.rotary.planes, attention.rotary.frequencies, strict=True
-    ):
+    for plane, frequency in zip(attention.rotary.planes, attention.rotary.frequencies, strict=True):
         oriented = plane if frequency > 0 else (plane[1], plane[0])
         planes[abs(frequency)].append(oriented)
     sizes: dict[int, list[list[tuple[int, int]]]] = defaultdict(list)
@@ -276,9 +276,7 @@ def blocks(attention: Attention) -> Iterator[tuple[NDArray[np.int64], NDArray[np
         yield rows[..., 0], rows[..., 1]
 
 
-def _query_key(
-    a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool
-) -> Array:
+def _query_key(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> Array:
     """Fit the query/key bases, and add one statistic per group."""
     count, inside, width = b.query.shape[:3]
     plain = [with_constant(f.query, f.query_constant) for f in (a, b)]
@@ -348,9 +346,7 @@ def _fit(
     )
 
 
-def _value_output(
-    a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool
-) -> Array:
+def _value_output(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> Array:
     count, inside, width = b.output.shape[:3]
     plain = [a.value, b.value]
     dual = [
@@ -415,8 +411,8 @@ def _mixed_heads(
 def _attend_alike(b: FoldedAttention, first: int, second: int, rotated: bool) -> bool:
     """Whether two heads of one model have the same scores, up to rounding."""
     order = np.array([first, second])
-    one = _reordered(b, order, np.zeros((2, 1), dtype=np.int64))
-    other = _reordered(b, order[::-1], np.zeros((2, 1), dtype=np.int64))
+    one = reordered(b, order, np.zeros((2, 1), dtype=np.int64))
+    other = reordered(b, order[::-1], np.zeros((2, 1), dtype=np.int64))
     trial = HeadMatch("", order, order, None, np.zeros(0))
     _query_key(one, other, trial, rotated)
     return all(part.is_same for part in trial.statistics)
@@ -469,9 +465,7 @@ def _uncertainty(plain: Noisy, dual: Noisy) -> Array:
     return np.sqrt(np.where(live, spread / np.where(live, size, 1.0), 0.0))
 
 
-def _normalised(
-    a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool
-) -> None:
+def _normalised(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> None:
     """Queries and keys behind their own norms: rows as they are, and the products of gains."""
     for group in range(b.query.shape[0]):
         name = f"{found.label} QK"

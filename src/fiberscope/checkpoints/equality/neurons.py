@@ -93,14 +93,14 @@ def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) 
         np.ones(b.up.shape[0]),
         dead=(int((~live_a).sum()), int((~live_b).sum())),
     )
-    x, y = _chosen(a, np.flatnonzero(live_a)), _chosen(b, np.flatnonzero(live_b))
+    x, y = chosen(a, np.flatnonzero(live_a)), chosen(b, np.flatnonzero(live_b))
     if x.up.shape[0] != y.up.shape[0]:
         _compare_merged(x, y, scales, found, rotated)
         return found
     if not y.up.shape[0]:
         return found
     order = _assign(x, y, scales)
-    x = _chosen(x, order)
+    x = chosen(x, order)
     up_scale, gate_scale, parts = _fit(x, y, scales, rotated, b.label)
     whole = together(f"{b.label} neurons", parts)
     found.order[live_b] = np.flatnonzero(live_a)[order]
@@ -124,7 +124,7 @@ def _live(f: FoldedMlp) -> NDArray[np.bool_]:
     return live
 
 
-def _chosen(f: FoldedMlp, index: NDArray[np.int64]) -> FoldedMlp:
+def chosen(f: FoldedMlp, index: NDArray[np.int64]) -> FoldedMlp:
     if len(index) == f.up.shape[0] and (index == np.arange(len(index))).all():
         return f
 
@@ -220,9 +220,7 @@ def _fit(
             leverage = 2.0 / width
         gate[0] = gate[0].scaled(gate_scale[:, None])
         down[0] = down[0].scaled(gate_scale[:, None] ** -float(scales.power))
-        parts.append(
-            statistic(label, gate[1], gate[0], rotated=rotated, leverage=leverage)
-        )
+        parts.append(statistic(label, gate[1], gate[0], rotated=rotated, leverage=leverage))
     if scales.gated or scales.homogeneous:
         leverage += 2.0 / width
         if scales.gated or scales.power == 1:
@@ -292,7 +290,7 @@ def _compare_merged(
     parts: list[Statistic] = []
     if alone:
         rows = np.array(alone)
-        left, right = _chosen(a, rows[:, 0]), _chosen(b, rows[:, 1])
+        left, right = chosen(a, rows[:, 0]), chosen(b, rows[:, 1])
         parts += _fit(left, right, scales, rotated, found.label)[2]
     vacuous = 0.0
     for i, j in clusters:
@@ -327,9 +325,7 @@ def _arguments(f: FoldedMlp, scales: Scales) -> Noisy:
     return rows
 
 
-def _clusters(
-    x: Noisy, y: Noisy
-) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]] | None:
+def _clusters(x: Noisy, y: Noisy) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]] | None:
     """Sets of equal arguments in both models, paired; None when they do not correspond."""
     both = joined([x, y], 0)
     spread = np.sqrt(both.variance.sum(axis=1))
@@ -357,7 +353,7 @@ def _clusters(
 
 def _sum(f: FoldedMlp, members: NDArray[np.int64], scales: Scales) -> Noisy:
     """What a cluster adds for a unit activation: ``sum down up^T`` or ``sum down``."""
-    part = _chosen(f, members)
+    part = chosen(f, members)
     down = part.down
     argument = part.up if part.gate is None else part.gate
     constant = part.up_constant if part.gate is None else part.gate_constant

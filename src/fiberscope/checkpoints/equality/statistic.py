@@ -52,9 +52,7 @@ class Statistic:
     @property
     def is_different(self) -> bool:
         """Whether rounding cannot explain it."""
-        return (
-            self.rms > DIFFERENT_RMS / SAME_RMS * self.same_rms or self.largest > DIFFERENT_MAX
-        )
+        return self.rms > DIFFERENT_RMS / SAME_RMS * self.same_rms or self.largest > DIFFERENT_MAX
 
     @property
     def same_rms(self) -> float:

@@ -1,0 +1,353 @@
+"""`compare` for checkpoints: SAME with a witness, DIFFERENT with a distance, or UNDECIDED."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.architecture.program import Observable
+from fiberscope.checkpoints.equality.alignment import Alignment, Progress, align
+from fiberscope.checkpoints.equality.distance import Distance, distance
+from fiberscope.checkpoints.equality.explanation import explanation
+from fiberscope.checkpoints.equality.folded import FoldedModel
+from fiberscope.checkpoints.equality.heads import VACUOUS
+from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
+from fiberscope.checkpoints.equality.settings import differences
+from fiberscope.checkpoints.equality.statistic import Statistic, statistic
+from fiberscope.checkpoints.equality.stored import StoredModel
+from fiberscope.checkpoints.equality.tying import brought_together
+from fiberscope.checkpoints.equality.witness import witness_of
+from fiberscope.checkpoints.forward import (
+    Deviation,
+    deviation,
+    deviation_of,
+    output_width,
+    outputs,
+    probe_inputs,
+)
+from fiberscope.checkpoints.ledger import ledger
+from fiberscope.checkpoints.moves.witness import Witness
+from fiberscope.errors import InputError
+from fiberscope.verdict import Outcome
+
+LARGEST_WITNESS = 60_000_000
+"""Parameters up to which a witness is built unasked: it needs both models in float64."""
+DRAWS = 4
+"""Draws of the storage rounding with which a witness's arrival is judged."""
+
+
+@dataclass(frozen=True)
+class CheckpointComparison:
+    """Whether two checkpoints are one function, and on what grounds.
+
+    Attributes
+    ----------
+    outcome
+        SAME: the second's stored numbers lie within storage rounding of an exact move of the
+        first (a backward error; numerical evidence). DIFFERENT: they do not, whatever the move.
+        UNDECIDED: the reason says what is missing.
+    reason
+        The grounds in one sentence.
+    statistics
+        One per circuit or tensor, in the order of the network, in roundings of the storage.
+    first_difference
+        For DIFFERENT, the first circuit or tensor that differs after the best alignment.
+    distance
+        For DIFFERENT, the distance modulo symmetry (an upper bound) and its background.
+    forward_error
+        Deviation of the outputs on probe inputs in float64.
+    uncertainty
+        Largest relative rounding uncertainty of a circuit's product, and the circuit.
+    witness
+        For SAME, the transformation, re-applied and checked; None where there is none to write.
+    explanation
+        For DIFFERENT, what would explain it.
+    formats
+        Storage of both models.
+    """
+
+    outcome: Outcome
+    reason: str
+    statistics: tuple[Statistic, ...] = ()
+    first_difference: str = ""
+    distance: Distance | None = None
+    forward_error: Deviation | None = None
+    uncertainty: tuple[float, str] = (0.0, "")
+    witness: Witness | None = None
+    explanation: str = ""
+    formats: tuple[str, str] = ("", "")
+    notes: tuple[str, ...] = ()
+    frame: str = ""
+    alignment: Alignment | None = field(default=None, repr=False)
+
+    @property
+    def worst(self) -> Statistic | None:
+        """The statistic farthest from rounding."""
+        return max(self.statistics, key=lambda one: one.rms, default=None)
+
+
+def compare_checkpoints(
+    first: str | Path,
+    second: str | Path,
+    observable: Observable | str | None = None,
+    *,
+    seed: int = 0,
+    want_witness: bool = False,
+    progress: Progress | None = None,
+) -> CheckpointComparison:
+    """Compare two checkpoints on disk.
+
+    Parameters
+    ----------
+    observable
+        What is observed of both; by default logits, or the hidden state of models without a head.
+    seed
+        Seed of the probe inputs.
+    want_witness
+        Build the witness whatever the size of the models.
+
+    Raises
+    ------
+    InputError
+        For anything wrong with either of them, in one sentence.
+    """
+    one = StoredModel.open(first, observable)
+    other = StoredModel.open(second, observable or one.wiring.observable)
+    return compare_models(one, other, seed=seed, want_witness=want_witness, progress=progress)
+
+
+def compare_models(
+    first: StoredModel,
+    second: StoredModel,
+    *,
+    seed: int = 0,
+    want_witness: bool = False,
+    progress: Progress | None = None,
+) -> CheckpointComparison:
+    """Compare two opened models; see :class:`CheckpointComparison`."""
+    first, second, notes = brought_together(first, second)
+    formats = (first.dtype, second.dtype)
+    if first.wiring.observable is not second.wiring.observable:
+        raise InputError(
+            f"{first.label} is observed by its {first.wiring.observable.value}, {second.label} by "
+            f"its {second.wiring.observable.value}; name one for both with --observable"
+        )
+    if apart := differences(first.architecture, second.architecture):
+        more = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
+        return CheckpointComparison(
+            Outcome.DIFFERENT,
+            f"the architectures differ: {apart[0]}{more}",
+            first_difference=apart[0],
+            formats=formats,
+            notes=notes,
+        )
+    one, other = FoldedModel(first), FoldedModel(second)
+    acting = ledger(first.architecture, first.wiring.observable)
+    found = align(one, other, acting, progress)
+    outcome, reason, name = _decide(found)
+    error = _forward_error(first, second, seed)
+    shared: dict[str, Any] = {
+        "statistics": tuple(found.statistics),
+        "forward_error": error,
+        "uncertainty": found.uncertainty,
+        "formats": formats,
+        "frame": found.frame.how,
+        "alignment": found,
+    }
+    if outcome is Outcome.DIFFERENT:
+        return CheckpointComparison(
+            outcome,
+            reason,
+            first_difference=name,
+            distance=distance(one, other, found) if not found.mismatches else None,
+            explanation=explanation(first, second, found, acting),
+            notes=notes,
+            **shared,
+        )
+    if outcome is Outcome.UNDECIDED:
+        return CheckpointComparison(outcome, reason, notes=notes, **shared)
+    witness, remarks = None, ()
+    if want_witness or first.architecture.parameters <= LARGEST_WITNESS:
+        witness, failed, remarks = _witness(first, second, found)
+        if failed:
+            return CheckpointComparison(Outcome.UNDECIDED, failed, notes=notes + remarks, **shared)
+    return CheckpointComparison(outcome, reason, witness=witness, notes=notes + remarks, **shared)
+
+
+def _decide(found: Alignment) -> tuple[Outcome, str, str]:
+    """Verdict, reason, and the first difference."""
+    differing = [part for part in found.statistics if part.is_different]
+    open_ = [part for part in found.statistics if not part.is_same and not part.is_different]
+    if found.mismatches or differing:
+        if found.frame.undetermined:
+            return (
+                Outcome.UNDECIDED,
+                f"the frame of the residual stream is not determined: the tables leave "
+                f"{found.frame.undetermined} of {len(found.frame.matrix)} directions open, and "
+                "with the frame tried the models differ",
+                "",
+            )
+        if not differing or (found.mismatches and not differing):
+            return Outcome.DIFFERENT, found.mismatches[0], found.mismatches[0].split(":")[0]
+        part = differing[0]
+        return (
+            Outcome.DIFFERENT,
+            f"{part.name} differs by {part.rms:.3g} roundings (root mean square; "
+            f"{part.largest:.3g} at most), {part.relative:.2g} of its size",
+            part.name,
+        )
+    if open_:
+        part = max(open_, key=lambda one: one.rms)
+        return (
+            Outcome.UNDECIDED,
+            f"{part.name} is off by {part.rms:.2f} roundings (root mean square; {part.largest:.1f} "
+            "at most): more than rounding usually leaves, less than a difference shows",
+            "",
+        )
+    if found.reasons:
+        return Outcome.UNDECIDED, found.reasons[0], ""
+    share, circuit = found.uncertainty
+    if share > VACUOUS:
+        return (
+            Outcome.UNDECIDED,
+            f"all stored numbers agree within rounding, but that rounding leaves {circuit} "
+            f"uncertain by {share:.0%}, so agreement says too little about the function",
+            "",
+        )
+    return Outcome.SAME, "every stored number lies within rounding of an exact move", ""
+
+
+def _forward_error(first: StoredModel, second: StoredModel, seed: int) -> Deviation | None:
+    """Outputs of both on the same probe inputs, in float64."""
+    length = (
+        8 if first.architecture.longest_input is None else min(8, first.architecture.longest_input)
+    )
+    probe = probe_inputs(first.architecture, seed, 1, length, vocabulary_rows=2000)
+    if first.architecture != second.architecture and not _interchangeable(first, second):
+        return None
+    observable = first.wiring.observable
+    return deviation(
+        outputs(second.architecture, second.values, probe, observable),
+        outputs(first.architecture, first.values, probe, observable),
+        output_width(first.architecture, probe, observable),
+    )
+
+
+def _interchangeable(first: StoredModel, second: StoredModel) -> bool:
+    labels = [[s.label for s in m.architecture.streams] for m in (first, second)]
+    return labels[0] == labels[1]
+
+
+def _witness(
+    first: StoredModel, second: StoredModel, found: Alignment
+) -> tuple[Witness | None, str, tuple[str, ...]]:
+    """The witness, why it failed its check (empty when it passed), and remarks."""
+    if first.architecture.tensors != second.architecture.tensors:
+        return None, "", ("the layouts differ, so the witness has no file form",)
+    names = first.architecture.tensors
+    a = {name: first.tensor(name).astype(np.float64) for name in names}
+    b = {name: second.tensor(name).astype(np.float64) for name in names}
+    witness = witness_of(found, first.architecture, first.wiring.observable, a, b)
+    if witness is None:
+        return (
+            None,
+            "",
+            (
+                "sets of equal heads or neurons are mixed: compared as wholes, and the "
+                "witness does not choose a factorisation",
+            ),
+        )
+    return (witness, *check(witness, found, first, second, a, b))
+
+
+def check(
+    witness: Witness,
+    found: Alignment,
+    first: StoredModel,
+    second: StoredModel,
+    a: Mapping[str, NDArray[Any]],
+    b: Mapping[str, NDArray[Any]],
+) -> tuple[str, tuple[str, ...]]:
+    """Re-apply a witness: it must keep the function of the first and arrive at the second."""
+    moved = witness.apply(a)
+    observable = first.wiring.observable
+    length = min(8, first.architecture.longest_input or 8)
+    probe = probe_inputs(first.architecture, 1, 1, length, vocabulary_rows=500)
+    kept = deviation_of(
+        first.architecture,
+        lambda view: view.read(a),
+        lambda view: view.read(moved),
+        probe,
+        observable,
+    )
+    condition = max((step.condition for step in witness.describe()), default=1.0)
+    if not kept.relative <= 1e-10 * max(1.0, condition):
+        return (
+            f"the witness, re-applied, changes the outputs of the first model by {kept.relative:.1e}"
+            " of their size, so it is not trusted",
+            (),
+        )
+    missed = _missed(witness, found, first, second, a, b, moved, condition)
+    remark = f"the witness re-applied keeps the outputs to {kept.relative:.1e}"
+    if missed:
+        names = ", ".join(missed[:3]) + (", ..." if len(missed) > 3 else "")
+        remark += (
+            f"; it misses numbers of {len(missed)} tensors that the circuits do not show ({names})"
+        )
+    else:
+        remark += " and arrives at every stored number of the second within rounding"
+    return "", (remark,)
+
+
+def _missed(
+    witness: Witness,
+    found: Alignment,
+    first: StoredModel,
+    second: StoredModel,
+    a: Mapping[str, NDArray[Any]],
+    b: Mapping[str, NDArray[Any]],
+    moved: Mapping[str, NDArray[Any]],
+    condition: float,
+) -> list[str]:
+    """Tensors at which the witness does not arrive within the rounding of both models."""
+    rng = np.random.default_rng(0)
+
+    def shaken(model: StoredModel, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return {
+            name: value
+            + np.sqrt(rounding_variance(model.tensor(name))) * rng.standard_normal(value.shape)
+            for name, value in values.items()
+        }
+
+    # What the rounding of either model does to the result, seen in draws, averaged over rows.
+    spread: dict[str, Any] = dict.fromkeys(a, 0.0)
+    architecture, observable = first.architecture, first.wiring.observable
+    for _ in range(DRAWS):
+        other = witness_of(found, architecture, observable, a, shaken(second, b))
+        assert other is not None
+        for result in (witness.apply(shaken(first, a)), other.apply(a)):
+            for name in a:
+                spread[name] = spread[name] + np.square(result[name] - moved[name]) / DRAWS
+    missed = []
+    for name, value in moved.items():
+        stored = second.tensor(name)
+        rows = (stored.shape[0], -1) if stored.ndim > 1 else (1, -1)
+        target = Noisy(stored.astype(np.float64), rounding_variance(stored)).reshaped(*rows)
+        passed = spread[name].reshape(rows)
+        passed = np.broadcast_to(passed.mean(axis=-1, keepdims=True), passed.shape)
+        part = statistic(
+            name,
+            target,
+            Noisy(value.reshape(rows), passed),
+            rotated=True,
+            condition=condition**2,
+            leverage=1.0,
+        )
+        if part.is_different:
+            missed.append(name)
+    return missed
