@@ -15,7 +15,7 @@ WORKERS ?= 2
 THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-BENCHMARKS := $(filter-out benchmarks/deep_attention_draw_matrix_case.py,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(wildcard benchmarks/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help inspect install test lint bench docs clean

@@ -17,6 +17,7 @@ TARGET = Path(__file__).parents[1] / "src/fiberscope/families/deep_attention/dat
 
 
 def main() -> None:
+    """Draw and write."""
     generator = torch.Generator().manual_seed(21)
 
     def randn(*shape: int) -> torch.Tensor:
