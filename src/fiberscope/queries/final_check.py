@@ -16,6 +16,8 @@ from fiberscope.queries.session import Purpose, QuerySession
 LENGTHS = (1, 2, 5, 17, 33)
 SCALES = (0.25, 1.0, 3.0)
 REPETITIONS = 5
+BACK_OFF = 4
+"""Times that tokens are quartered where the oracle answers NaN or infinity."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,15 @@ def final_check(
     """
     sequences = fresh_sequences(session, rng, token_size, token_bound)
     truth = session.ask(sequences, purpose, bits=bits)
+    if session.arithmetic is not Arithmetic.BALLS:
+        for _ in range(BACK_OFF):
+            lost = np.flatnonzero(~np.isfinite(truth))
+            if not lost.size:
+                break
+            # Too large for the oracle's exponentials, perhaps: a quarter, until it answers.
+            for at in lost.tolist():
+                sequences[at] = session.representable(sequences[at] / 4)
+            truth[lost] = session.ask([sequences[at] for at in lost], purpose)
     found = predict(sequences)
     longest = max(len(each) for each in sequences)
     sizes = np.asarray(size(sequences), dtype=np.float64)

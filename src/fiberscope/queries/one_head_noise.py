@@ -1,14 +1,14 @@
 r"""One head when every answer may be wrong by ``tau``: clipped logits and a stated guarantee.
 
-With tokens of 2-norm at most ``R`` take ``q_i`` of norm at most 2, all with the same ``q_i^T v`` of at
-least ``|v|``, and ask ``[b q_i + a e_j; a e_j]`` with ``2 b + a <= R``. The attention weight
+With tokens of 2-norm at most ``R`` take ``q_i`` of norm at most 2, all with the same ``q_i^T v`` of
+at least ``|v|``, and ask ``[b q_i + a e_j; a e_j]`` with ``2 b + a <= R``. The attention weight
 ``p = sigma(a b q_i^T W e_j)`` is then known to ``delta = (tau + ...) / (b |v|)``. Inside
 ``sigma(-1/2) .. sigma(1/2)`` the logit's slope is below 5, so
 ``|logit(clip(p')) - logit(p)| <= 5 |p' - p|`` and ``|W' - W|_F <= 5 |delta|_F / (a b)``.
 
 Bhattamishra et al. (arXiv 2601.16873), Theorem 6.1, choose ``a = 1/2`` and ``b = 1 / B`` from a
-known bound ``B`` on ``|W|_F``, and need every ``|v_i|`` above a margin. Here the answers show how far
-scores reach (``p`` is monotone in them), ``a`` is halved where they reach too far, and directions
+known bound ``B`` on ``|W|_F``, and need every ``|v_i|`` above a margin. Here the answers show how
+far scores reach (``p`` is monotone in them), ``a`` is halved where that is too far, and directions
 that lean towards ``v`` replace the margin by ``|v|``. The guarantee holds for every pattern of
 errors within ``tau``, not on average.
 """

@@ -17,7 +17,7 @@ from fiberscope.verdict import Evidence, to_plain
 
 PRECISION_DEFINITION = (
     "bits of a head: -log2 of the larger of |W' - W|_F / |W|_F and |v' - v|_2 / |v|_2, "
-    "where W', v' are returned and W, v true (for a W that is zero within its error, 1 replaces |W|_F)"
+    "where W', v' are returned and W, v true (1 replaces |W|_F where W is zero within its error)"
 )
 AMBIGUITY = (
     "Only the set of (W, v) is determined: heads with equal W show only the sum of their v, heads "

@@ -14,6 +14,8 @@ from fiberscope.queries.session import Purpose, QuerySession
 
 _EXPONENTS = tuple(range(-6, 4))
 _LENGTH = 9
+SMALLEST = 4.0 ** _EXPONENTS[0]
+"""Token size below which nothing is asked."""
 
 
 @dataclass(frozen=True)
