@@ -71,8 +71,10 @@ def canonical_heads(
     attention = heads.attention
     drop_dead_key_constants(heads)
     sizes = head_sizes(heads)
-    if style.order and attention.heads_per_group > 1:
-        _sort_heads(heads, sizes, places)
+    if style.order:
+        if attention.heads_per_group > 1:
+            _sort_heads(heads, sizes, places)
+        _sort_groups(heads, sizes, places, fixed_order)
     if style.balance:
         if attention.query_norm is None:
             _query_key(heads, places)
@@ -83,8 +85,6 @@ def canonical_heads(
             _drop_silent_heads(heads, places)
     if not heads.value.reader.absorbing_biases and heads.value.constant is not None:
         _drop_kernel(heads, segment)
-    if style.order:
-        _sort_groups(heads, sizes, places, fixed_order)
 
 
 def drop_dead_key_constants(heads: Heads) -> None:

@@ -155,12 +155,12 @@ class CanonicalForm:
 
     def _tables(self) -> None:
         wiring, work, style = self.wiring, self.work, self.style
-        drop_unread(wiring, work, style, self.places)
         if wiring.tied_point is not None:
             settle_tied_bias(wiring, self._form(wiring.tied_point), work, style)
         settle_positions(wiring, work, style)
         self._order_by_positions()
         write_tables(wiring, self._frame_of_segment, work, style)
+        drop_unread(wiring, work, style, self.places)
 
     def _order_by_positions(self) -> None:
         """Heads that a position table names are sorted by its columns, in all layers alike."""

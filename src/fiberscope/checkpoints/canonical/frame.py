@@ -178,6 +178,8 @@ class _Rows:
         order: NDArray[np.int64],
     ) -> None:
         self.wiring, self.work, self.order = wiring, work, order
+        tied = [w.view for segment in group.segments for w in segment.writers if w.tied]
+        self.tied = bool(tied)
         self.tables: list[View] = []
         self.sums_of: list[tuple[View, ...]] = []
         for segment in group.segments:
@@ -226,6 +228,12 @@ class _Rows:
                 part *= self.work.read(point.norm.gain)
             total += part[:, chosen]
         return total
+
+    def tied_sum(self) -> Array:
+        """Signed sum of the rows of the tied table less their mean, reordered."""
+        assert self.wiring.head is not None
+        part, _ = self._bucket(self.wiring.head.output, 1, 3)
+        return part[0][self.order]
 
     def _bucket(self, view: View, buckets: int, stream: int) -> tuple[Array, Array]:
         """Signed sums of the rows less their mean, and the mean."""
@@ -313,13 +321,21 @@ def _by_columns(
 
 
 def _global_sign(rows: _Rows, runs: list[tuple[int, int]], places: Places, where: str) -> float:
-    """Sign of a functional of the embedding that no other freedom of the frame changes."""
-    sums = rows.sums(1, 3)[0]
+    """Sign of a functional of the embedding that no other freedom of the frame changes.
+
+    Only a tied table is read along the ones vector, too. Where none is, that component is left out,
+    and in a stream that can be rotated as a whole the sign is a part of the rotation.
+    """
+    sums = rows.tied_sum() if rows.tied else rows.sums(1, 3)[0]
     bounds = runs or [(place, place + 1) for place in range(len(sums))]
+    if not rows.tied and len(bounds) == 1:
+        return 1.0
     parts = np.array([sums[start:stop].sum() for start, stop in bounds])
     seed = np.random.SeedSequence([REFERENCE_SEED, 13, len(parts)])
     weights = np.random.Generator(np.random.PCG64(seed)).standard_normal(len(parts))
-    weights -= weights.mean() if len(parts) > 1 else 0.0
+    if not rows.tied:
+        counts = np.array([stop - start for start, stop in bounds])
+        weights -= weights @ counts / counts.sum()
     value = float(weights @ parts)
     if abs(value) <= 1e3 * rows.spacing() * float(np.linalg.norm(sums)) / max(1, len(sums)):
         places.add("sign of the whole residual stream", None, where, (), 1)

@@ -183,7 +183,7 @@ def order_gains(heads: Heads, places: Places) -> None:
 
     Signs of rows move into the rows, so that all gains are positive; then each plane's two gains
     get the same length in queries and keys. Turning a plane by a right angle exchanges its gains:
-    the one with the larger product comes first. Where both products agree the plane can be turned
+    the one with the larger product comes first; half a turn that is left is fixed by a sign. Where both products agree the plane can be turned
     by any angle, group by group; its phase is then fixed as for planes without norms.
     """
     query, key = heads.query, heads.key
@@ -235,8 +235,40 @@ def order_gains(heads: Heads, places: Places) -> None:
             gain[[first, second]] = gain[[second, first]]
             part.changed = heads.gains_changed = True
     heads.query_gain, heads.key_gain = q_gain, k_gain
+    taken = {row for plane in free for row in plane}
+    _half_turns(heads, [list(rows) for rows in [*planes, *rest] if rows[0] not in taken], places)
     if free:
         _free_phases(heads, np.array(free), places)
+
+
+def _half_turns(heads: Heads, blocks: list[list[int]], places: Places) -> None:
+    """Sign of every plane (or row without position), the same for queries and keys of all heads."""
+    query, key = heads.query, heads.key
+    groups, width = key.rows.shape[0], key.rows.shape[2]
+    weights = reference(groups, width, stream=6) / np.sqrt(groups * width)
+    products = np.einsum("grd,gd->r", key.rows, weights)
+    sizes = np.sqrt((key.rows**2).mean(axis=(0, 2)))
+    tolerance = ROUNDINGS * heads.spacing
+    leading = np.array([rows[0] for rows in blocks], dtype=np.int64)
+    places.add(
+        QUERY_KEY_GAIN,
+        heads.attention.layer,
+        f"{heads.attention.label}, signs",
+        np.flatnonzero(np.abs(products[leading]) <= 2 * tolerance * sizes[leading]).tolist(),
+    )
+    turning = [
+        row
+        for rows, product, size in zip(blocks, products[leading], sizes[leading], strict=True)
+        for row in rows
+        if product < -tolerance * size
+    ]
+    for part in (query, key):
+        if turning:
+            part.rows[..., turning, :] *= -1.0
+            if part.constant is not None:
+                part.constant = part.constant.copy()
+                part.constant[..., turning] *= -1.0
+            part.changed = True
 
 
 def _free_phases(heads: Heads, planes: NDArray[np.int64], places: Places) -> None:
