@@ -52,6 +52,10 @@ COMMANDS: Table = {
         "fiberscope.cli.compare:command",
         "Whether two sets of weights compute the same function.",
     ),
+    "transform": (
+        "fiberscope.cli.transform:command",
+        "Other weights of a checkpoint with the same function.",
+    ),
     "fiber": (
         "All parameters with the same observation.",
         {
@@ -62,6 +66,15 @@ COMMANDS: Table = {
             "polynomial": (
                 "fiberscope.cli.fiber_polynomial:command",
                 "Superfluous neurons, symmetries and identifiability of weights.",
+            ),
+        },
+    ),
+    "training": (
+        "What a monitored training run did along its symmetries.",
+        {
+            "report": (
+                "fiberscope.cli.training_report:command",
+                "Invisible share of the updates, by mechanism and layer.",
             ),
         },
     ),

@@ -32,7 +32,7 @@ from fiberscope.checkpoints.moves.streaming import (
     restricted,
     tensor_groups,
 )
-from fiberscope.checkpoints.moves.witness import Witness
+from fiberscope.checkpoints.moves.witness import Witness, act
 from fiberscope.errors import InputError
 from fiberscope.symmetry import Kind, ResidualRotation, Symmetry, Translation
 
@@ -40,6 +40,9 @@ NAMED_ONLY = (NEURON_MIXING,)
 """Mechanisms of particular weights that are drawn only when named."""
 _LARGEST_MIXING = 64
 """Neurons mixed at once; more equal ones are mixed in parts."""
+
+_TINY_GAIN = 1e-3
+"""Size of a gain, relative to the median of its norm, below which its bias is moved on first."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -244,14 +247,14 @@ class RandomMove:
             self._mix_neurons(group, arrays)
         for step, symmetry, touches in self._global:
             if touches & group and (part := restricted(symmetry, group)) is not None:
-                part.apply(step.element, arrays)
+                act(part, step.element, arrays)
         for key in gains:
             symmetry = self.catalogue.symmetry(key)
             element = draw_element(symmetry, self._stream(key), self.condition)
             self._act(3, Step(key, element), symmetry, arrays)
 
     def _act(self, phase: int, step: Step, symmetry: Symmetry, arrays: Arrays) -> None:
-        symmetry.apply(step.element, arrays)
+        act(symmetry, step.element, arrays)
         self._phases[phase].append(step)
 
     def _fold(self, key: Key, points: Sequence[Point], arrays: Arrays) -> None:
@@ -261,13 +264,16 @@ class RandomMove:
         assert gain is not None
         values = np.array(gain.read(arrays))
         zero = np.flatnonzero(values == 0)
-        if len(zero):
-            biased = bias is not None and bool(np.any(bias.read(arrays)[zero]))
-            if biased and not self._drop_biases(point, zero, arrays):
+        # The bias is seen through the gain when it turns: beside a tiny gain it would become huge.
+        small = np.flatnonzero(np.abs(values) <= _TINY_GAIN * np.median(np.abs(values)))
+        if bias is not None and np.any(bias.read(arrays)[small]):
+            dropped = self._drop_biases(point, small, arrays)
+            if not dropped and np.any(bias.read(arrays)[zero]):
                 raise InputError(
                     f"{point.norm.label} has a gain of zero beside a bias that no reader can "
                     "take over, which a rotation cannot keep; choose mechanisms with --only"
                 )
+        if len(zero):
             data = {"features": zero}
             dead = exceptional.dead_columns(point, zero)
             columns = [
@@ -283,7 +289,7 @@ class RandomMove:
             values[zero] = 1.0
         self._act(0, Step(key, 1.0 / values), self.catalogue.symmetry(key), arrays)
 
-    def _drop_biases(self, point: Point, zero: NDArray[np.int64], arrays: Arrays) -> bool:
+    def _drop_biases(self, point: Point, where: NDArray[np.int64], arrays: Arrays) -> bool:
         """Move a norm's biases at some features into its readers' biases."""
         place = (NORM_BIAS, point.layer, point.norm.label)
         key = next((k for k in self.catalogue.items if k[:3] == place), None)
@@ -291,7 +297,7 @@ class RandomMove:
         if key is None or bias is None or any(reader.bias is None for reader in point.readers):
             return False
         shift = np.zeros(point.width)
-        shift[zero] = -bias.read(arrays)[zero]
+        shift[where] = -bias.read(arrays)[where]
         self._act(0, Step(key, shift), self.catalogue.symmetry(key), arrays)
         return True
 

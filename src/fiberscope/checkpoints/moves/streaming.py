@@ -13,7 +13,7 @@ from fiberscope.checkpoints.architecture.program import Attention, Mlp
 from fiberscope.checkpoints.ledger.wiring import Wiring
 from fiberscope.checkpoints.moves.catalogue import Step
 from fiberscope.checkpoints.moves.exceptional import Exceptional, SubsetLinear
-from fiberscope.checkpoints.moves.witness import PREMISE_TOLERANCE, Witness, check_premise
+from fiberscope.checkpoints.moves.witness import PREMISE_TOLERANCE, Witness, act, check_premise
 from fiberscope.parameters import View
 from fiberscope.symmetry import (
     Element,
@@ -175,7 +175,7 @@ def moved_groups(
                 check_premise(step, found.premise(arrays), tolerance)
             part = restricted(symmetry, group)
             assert part is not None
-            part.apply(step.element, arrays)
+            act(part, step.element, arrays)
         return arrays
 
     return groups, move

@@ -25,6 +25,8 @@ Progress = Callable[[int, int, str], None]
 
 LARGEST_DEVIATION = 1e-6
 """Relative deviation of the outputs before storage beyond which an exact move is not written."""
+COARSE = 0.1
+"""Relative deviation of the outputs as stored from which on a note says so."""
 PROBE_SEQUENCES, PROBE_LENGTH, PROBE_ROWS = 4, 8, 2048
 PROBE_SEED = 0
 
@@ -64,9 +66,18 @@ class Transformation:
 
 
 def float64_reader(model: OpenModel) -> Read:
-    """Read an opened model's tensors by the architecture's names, as new float64 arrays."""
+    """Read an opened model's tensors by the architecture's names, as new float64 arrays.
+
+    Raises
+    ------
+    InputError
+        If only a configuration was opened.
+    """
     source, matching = model.source, model.matching
-    assert source is not None and matching is not None
+    if source is None or matching is None:
+        raise InputError(
+            f"{model.checkpoint.path} has no weights to move; pass the directory of a model"
+        )
     shapes = model.architecture.tensors
 
     def read(name: str) -> NDArray[np.float64]:
@@ -170,7 +181,18 @@ def transform(
         verification.outputs,
         approximate_mechanisms(move.witness),
         save,
-        (*model.notes, *move.notes, *written.notes),
+        (*model.notes, *move.notes, *written.notes, *_coarse(verification.stored, written)),
+    )
+
+
+def _coarse(stored: float, written: Written) -> tuple[str, ...]:
+    """A sentence when the storage format hides the function."""
+    if stored <= COARSE:
+        return ()
+    formats = " and ".join(written.dtypes)
+    return (
+        f"Stored in {formats}, the moved weights no longer give the outputs to {COARSE:.0%}; a "
+        "wider --dtype or a smaller --condition keeps them.",
     )
 
 

@@ -13,7 +13,7 @@ from fiberscope.checkpoints.architecture.program import Architecture, Observable
 from fiberscope.checkpoints.moves.catalogue import Catalogue, Step
 from fiberscope.errors import InputError
 from fiberscope.parameters import Parameters
-from fiberscope.symmetry import Permutation, Symmetry, Translation
+from fiberscope.symmetry import Element, Permutation, Symmetry, Translation
 from fiberscope.symmetry.scaling import Scaling
 
 PREMISE_TOLERANCE = 0.02
@@ -103,7 +103,7 @@ class Witness:
         for step in self.steps:
             found = self.catalogue.acting(step)
             check_premise(step, found.premise(moved), tolerance)
-            found.symmetry.apply(step.element, moved)
+            act(found.symmetry, step.element, moved)
         return moved
 
     def inverse(self) -> Witness:
@@ -147,6 +147,16 @@ class Witness:
             )
             for name, found in gathered.items()
         )
+
+
+def act(symmetry: Symmetry, element: Element, arrays: dict[str, NDArray[Any]]) -> None:
+    """Act in place; a rule may work out a quantity that is infinite there and that it never uses.
+
+    A direction 1/gain at a zero gain is one. What reaches the weights is checked to be finite when
+    they are written.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        symmetry.apply(element, arrays)
 
 
 def check_premise(step: Step, unequal: float, tolerance: float) -> None:

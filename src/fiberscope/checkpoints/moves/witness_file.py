@@ -94,8 +94,10 @@ def load_witness(path: Path, architecture: Architecture) -> Witness:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, zipfile.BadZipFile, KeyError, EOFError) as error:
+    except (EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is no witness or is corrupt; {_REMEDY}") from error
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+        raise InputError(f"{path} holds entries that are no arrays; {_REMEDY}")
     if "header" not in arrays:
         raise InputError(f"{path} is no witness: it has no header; {_REMEDY}")
     document = parse_object(arrays["header"].tobytes(), f"the header of {path}", _REMEDY)
@@ -120,9 +122,7 @@ def _assembled(
     tensors = {name: tuple(shape) for name, shape in document["tensors"].items()}
     expected = {name: tuple(shape) for name, shape in architecture.tensors.items()}
     if tensors != expected:
-        odd = sorted(
-            name for name in {*tensors, *expected} if tensors.get(name) != expected.get(name)
-        )[0]
+        odd = next(n for n in (*expected, *tensors) if tensors.get(n) != expected.get(n))
         raise InputError(
             f"{path} is a witness for {odd} of shape {tensors.get(odd, 'none')}, and the model has "
             f"{expected.get(odd, 'none')}; use the model it was made for"
