@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fiberscope import training
     from fiberscope.analysis import check_family, dimension
     from fiberscope.checkpoints.architecture.program import Observable
     from fiberscope.errors import InputError
@@ -41,11 +42,14 @@ __all__ = [
     "check_family",
     "dimension",
     "inspect",
+    "training",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
+    """Import a public name, or the subpackage ``training``, on first use."""
+    if name == "training":
+        return importlib.import_module("fiberscope.training")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'fiberscope' has no attribute {name!r}")
     value = getattr(importlib.import_module(_PUBLIC[name]), name)

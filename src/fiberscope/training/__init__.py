@@ -1,6 +1,8 @@
 """Training and symmetry: which part of an update does nothing, and how to do without it."""
 
 from fiberscope.training.balance import Balanced, balanced
+from fiberscope.training.monitor import SymmetryMonitor
+from fiberscope.training.projection import Projection, TangentSpan
 from fiberscope.training.rebalance import Rebalanced, rebalance_
 from fiberscope.training.record import (
     Balance,
@@ -17,8 +19,11 @@ __all__ = [
     "Direction",
     "ItemRecord",
     "Measurement",
+    "Projection",
     "Rebalanced",
     "Start",
+    "SymmetryMonitor",
+    "TangentSpan",
     "balanced",
     "read_records",
     "rebalance_",
