@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.queries.noise import REPETITIONS, NoiseLevel, measured_noise, shown_arithmetic
-from fiberscope.queries.oracle import Arithmetic
+from fiberscope.queries.oracle import BALL_BITS, Arithmetic
 from fiberscope.queries.result import NotOfThisFormError, NotRecoveredError
 from fiberscope.queries.session import Purpose, QuerySession
 from fiberscope.queries.token_scale import SMALLEST, TokenScale, find_token_scale
@@ -191,7 +191,7 @@ def _at_scale(
         shown = np.concatenate([scale.answers, repeated.reshape(-1)])
         session.arithmetic = shown_arithmetic(shown, session.arithmetic)
         results = []
-    groups = list(_identities(session, rng, scale))
+    groups = [(name, _bounded(draw, scale)) for name, draw in _identities(session, rng, scale)]
     terms = [term for _, draw in groups for term in draw]
     answers = session.ask([term.tokens for term in terms], Purpose.CLASS_TESTS)
     if not balls:
@@ -224,6 +224,7 @@ def _repeat(
     """Answers ``(4, REPETITIONS)`` to four sequences, two each of two sizes; largest norms."""
     factors = (0.25, 0.25, 2.0, 2.0)
     sequences = [_draw(session, rng, 5, factor * scale.size) for factor in factors]
+    sequences = [_bounded([_Term(1, each)], scale)[0].tokens for each in sequences]
     columns = [
         session.ask(sequences, Purpose.CLASS_TESTS, repetition=k) for k in range(REPETITIONS)
     ]
@@ -296,6 +297,15 @@ def _identities(
         yield "constant sequence", [_Term(1, np.repeat(x, LONG, axis=0)), _Term(-1, x)]
 
 
+def _bounded(draw: list[_Term], scale: TokenScale) -> list[_Term]:
+    """Halve all tokens of an identity until they are no longer than allowed: it still holds."""
+    longest = max(float(np.linalg.norm(t.tokens.astype(float), axis=1).max()) for t in draw)
+    if longest <= scale.largest:
+        return draw
+    factor = 2.0 ** -np.ceil(np.log2(longest / scale.largest))
+    return [replace(term, tokens=term.tokens * factor) for term in draw]
+
+
 def _gain(terms: list[_Term], answers: NDArray[np.float64]) -> float:
     """Largest answer per token length: stands for the sizes of the value vectors."""
     reach = np.array([np.linalg.norm(term.tokens, axis=1).max() for term in terms])
@@ -312,7 +322,10 @@ def _judge(
     arithmetic: Arithmetic,
 ) -> ClassTest:
     if arithmetic is Arithmetic.BALLS:
-        total = sum(int(t.coefficient) * a for t, a in zip(draw, answers, strict=True))
+        from fiberscope.numbers.balls import ball_precision
+
+        with ball_precision(2 * BALL_BITS):
+            total = sum(int(t.coefficient) * a for t, a in zip(draw, answers, strict=True))
         return ClassTest(name, IDENTITIES[name], float(abs(total).lower()), 0.0)
     weights = np.array([term.coefficient for term in draw])
     reach = np.array([np.linalg.norm(term.tokens, axis=1).max() for term in draw])

@@ -120,7 +120,8 @@ def ball_oracle(function: Function) -> Function:
     """Declare a function ``(tokens, bits) -> flint.arb`` as a ball oracle.
 
     ``tokens`` is an object array ``(N, width)`` of :class:`fractions.Fraction`; the answer is a
-    ball, or an exact integer or fraction. Used as a decorator.
+    ball, or an exact integer or fraction. python-flint's precision is ``bits`` during the call.
+    Used as a decorator.
     """
     function.arithmetic = Arithmetic.BALLS  # type: ignore[attr-defined]
     return function
@@ -168,7 +169,7 @@ class FunctionOracle:
     def _one(self, tokens: NDArray[Any], bits: int) -> Any:
         balls = self.arithmetic is Arithmetic.BALLS
         try:
-            value = self.function(tokens, bits) if balls else self.function(tokens)
+            value = self._in_balls(tokens, bits) if balls else self.function(tokens)
         except InputError:
             raise
         except Exception as error:  # foreign code: anything can come out of it
@@ -179,6 +180,12 @@ class FunctionOracle:
                 "any number of tokens"
             ) from None
         return ball_answer(value, bits) if balls else float_answer(value)
+
+    def _in_balls(self, tokens: NDArray[Any], bits: int) -> Any:
+        from fiberscope.numbers.balls import ball_precision
+
+        with ball_precision(bits):
+            return self.function(tokens, bits)
 
 
 def float_answer(value: Any) -> float:

@@ -89,6 +89,8 @@ class QuerySession:
     ) -> None:
         self.oracle, self.width, self.arithmetic = oracle, oracle.width, oracle.arithmetic
         self.max_queries, self.batch, self.workers = max_queries, max(1, batch), max(1, workers)
+        if self.arithmetic is Arithmetic.BALLS:
+            self.workers = 1  # python-flint's precision is one global
         self.transcript = Transcript() if transcript is None else transcript
         self.transcript.belongs_to(oracle)
         self.progress = progress

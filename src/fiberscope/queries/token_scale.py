@@ -88,14 +88,15 @@ def find_token_scale(
     )
     values = answers[below] / sizes[below]
     errors = 30 * unit * np.abs(values).max(initial=0.0) + absolute / sizes[below]
-    clear = errors <= 0.1 * np.abs(values).max(initial=0.0)
+    clear = errors <= 0.05 * (np.abs(values) - errors).max(initial=0.0)
     backed_off = not bool(finite.all())
     if not clear.any():
         size = float(min(1.0, sizes[below][-1]))
         return TokenScale(size, largest, False, backed_off, answers)
     kept, values, errors = sizes[below][clear], values[clear], errors[clear]
     moved = np.abs(values - values[0])
-    active = bool(np.any(moved > errors + errors[0]))
+    moved = np.where(moved > 2 * (errors + errors[0]), moved, 0.0)
+    active = bool(moved.any())
     size = min(max(1.0, float(kept[0])), float(kept[-1]))
     if active:
         size = float(kept[int(np.argmax(moved > 0.25 * moved.max()))])
