@@ -183,8 +183,9 @@ def order_gains(heads: Heads, places: Places) -> None:
 
     Signs of rows move into the rows, so that all gains are positive; then each plane's two gains
     get the same length in queries and keys. Turning a plane by a right angle exchanges its gains:
-    the one with the larger product comes first; half a turn that is left is fixed by a sign. Where both products agree the plane can be turned
-    by any angle, group by group; its phase is then fixed as for planes without norms.
+    the one with the larger product comes first; half a turn that is left is fixed by a sign. Where
+    both products agree the plane can be turned by any angle, group by group; its phase is then
+    fixed as for planes without norms.
     """
     query, key = heads.query, heads.key
     q_gain, k_gain = heads.query_gain, heads.key_gain
