@@ -47,7 +47,7 @@ def curves_chart(
     """
     if not curves:
         return ""
-    left, top, right = 76.0, 22.0, width - 14
+    left, top, right = 76.0, 22.0, width - 28
     base = top + height
     first = min(curve.steps[0] for curve in curves)
     last = max(curve.steps[-1] for curve in curves)
