@@ -1,0 +1,248 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fiberscope.cli.main import main
+from fiberscope.queries.heads import AttentionHeads
+from fiberscope.queries.weights_oracle import HeadsOracle
+from tests.queries.functions import OUT_OF_CLASS
+
+MODULE = """
+import numpy as np
+from tests.queries.functions import Functions
+functions = Functions(0)
+asked = []
+
+def head(X):
+    asked.append(len(X))
+    assert type(X) is np.ndarray and X.dtype == np.float64 and X.ndim == 2
+    return functions.one_head(X)
+
+def __getattr__(name):
+    return getattr(functions, name)
+"""
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys):
+    """Run the command in a folder with an importable module; return code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "blackbox.py").write_text(MODULE)
+    sys.modules.pop("blackbox", None)
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(["recover", "attention", *arguments])
+        shown = capsys.readouterr()
+        return caught.value.code, shown.out, shown.err
+
+    yield run
+    sys.modules.pop("blackbox", None)
+
+
+def weights(path, d=3, heads=1, seed=0, **more):
+    rng = np.random.default_rng(seed)
+    found = {"W": rng.standard_normal((heads, d, d)), "v": rng.standard_normal((heads, d))}
+    np.savez(path, **{**found, **more})
+    return found
+
+
+def test_python_function_to_npz_and_json(cli, tmp_path):
+    code, out, err = cli(
+        "--oracle",
+        "python:blackbox:head",
+        "--width",
+        "4",
+        "--heads",
+        "1",
+        "-o",
+        "OUT.npz",
+        "--json",
+    )
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["schema"] == "fiberscope/recover/1"
+    assert (found["family"], found["outcome"]) == ("attention", "recovered")
+    blackbox = sys.modules["blackbox"]
+    with np.load(tmp_path / "OUT.npz") as stored:
+        assert stored["W"].shape == (1, 4, 4) and stored["v"].shape == (1, 4)
+        assert stored["W"].dtype == stored["v"].dtype == np.float64
+        assert np.abs(stored["W"][0] - blackbox.functions.W).max() < 1e-12
+        assert np.array_equal(stored["W"], found["W"])
+    queries = found["queries"]
+    assert queries["recovery"] == {"queries": 20, "longest": 2}
+    assert set(queries) == {"recovery", "class_tests", "retries", "final_check", "total"}
+    assert queries["total"]["queries"] == len(blackbox.asked)
+    assert queries["total"]["longest"] == max(blackbox.asked)
+    precision = found["precision"]
+    assert precision["kind"] == "conditional"
+    assert precision["worst_head_bits"] == min(precision["W_bits"] + precision["v_bits"]) > 38
+    assert "-log2" in precision["definition"]
+    assert found["final_check"]["passed"] is True
+    assert "sum of their v" in found["ambiguity"]
+    assert {test["name"] for test in found["class_tests"]} >= {"repeat", "reflection", "scale"}
+
+
+def test_table(cli):
+    code, out, err = cli("--oracle", "python:blackbox:head", "--width", "4", "--heads", "1")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 100
+    for text in ("1 head of width 4", "queries: recovery", "20, at most 2 tokens", "conditional"):
+        assert text in out
+
+
+@pytest.mark.parametrize("name", OUT_OF_CLASS)
+def test_other_functions(cli, name):
+    with np.errstate(over="ignore"):
+        code, out, err = cli(
+            "--oracle", f"python:blackbox:{name}", "--width", "4", "--heads", "1", "--json"
+        )
+    assert (code, err) == (1, "")
+    found = json.loads(out)
+    assert found["outcome"] == "not_of_this_form"
+    assert found["failed_test"] in found["reason"]
+    assert found["queries"]["recovery"]["queries"] == 0
+    assert found["queries"]["total"]["queries"] <= 130
+
+
+def test_other_functions_in_words(cli):
+    code, out, _ = cli("--oracle", "python:blackbox:residual", "--width", "4", "--heads", "1")
+    assert code == 1
+    assert out.startswith("NOT OF THIS FORM: ") and "(reflection)" in out
+
+
+def test_more_heads_than_promised(cli, tmp_path):
+    weights(tmp_path / "two.npz", heads=2)
+    code, out, _ = cli("--oracle", "two.npz", "--heads", "1", "-o", "OUT.npz")
+    assert code == 2
+    assert out.startswith("NOT RECOVERED: ") and "--heads-at-most" in " ".join(out.split())
+    assert not (tmp_path / "OUT.npz").exists()
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32", "balls"])
+def test_weights_file_in_every_arithmetic(cli, tmp_path, arithmetic):
+    if arithmetic == "balls":
+        pytest.importorskip("flint")
+    truth = weights(tmp_path / "weights.npz")
+    code, out, _ = cli(
+        "--oracle", "weights.npz", "--arithmetic", arithmetic, "--heads", "1", "--json"
+    )
+    found = json.loads(out)
+    assert (code, found["arithmetic"]) == (0, arithmetic)
+    error = np.linalg.norm(np.array(found["W"]) - truth["W"]) / np.linalg.norm(truth["W"])
+    assert error < {"float64": 1e-11, "float32": 1e-4, "balls": 1e-15}[arithmetic]
+    assert found["precision"]["kind"] == ("certified" if arithmetic == "balls" else "conditional")
+    assert (found["enclosures"] is None) == (arithmetic != "balls")
+
+
+def test_rank_noise_and_token_bound(cli, tmp_path):
+    rng = np.random.default_rng(1)
+    W = np.outer(*rng.standard_normal((2, 12)))[None]
+    weights(tmp_path / "weights.npz", d=12, W=W)
+    code, out, _ = cli("--oracle", "weights.npz", "--rank", "1", "--json")
+    assert code == 0
+    assert json.loads(out)["queries"]["recovery"]["queries"] == 12 + 3 * (24 - 3)
+    code, out, _ = cli(
+        "--oracle", "weights.npz", "--noise", "1e-6", "--token-bound", "4", "--heads", "1", "--json"
+    )
+    found = json.loads(out)
+    assert code == 0 and any("guarantee" in note for note in found["notes"])
+
+
+def test_interrupted_run_asks_nothing_twice(cli, tmp_path):
+    arguments = ("--oracle", "python:blackbox:head", "--width", "4", "--heads", "1", "--seed", "3")
+    keep = ("--transcript", "queries.jsonl", "--json")
+    code, whole, _ = cli(*arguments, "--json")
+    total = len(sys.modules["blackbox"].asked)
+    assert code == 0
+    code, out, err = cli(*arguments, *keep, "--max-queries", "150", "--batch", "10")
+    assert (code, out) == (3, "") and "--max-queries 150" in err
+    before = len(sys.modules["blackbox"].asked) - total
+    assert 0 < before <= 150
+    code, out, _ = cli(*arguments, *keep)
+    resumed = json.loads(out)
+    assert code == 0
+    assert (resumed["sent"], resumed["replayed"]) == (total - before, before)
+    assert len(sys.modules["blackbox"].asked) == 2 * total
+    assert len((tmp_path / "queries.jsonl").read_text().splitlines()) == 1 + total
+    code, out, _ = cli(*arguments, *keep)
+    replayed = json.loads(out)
+    assert (replayed["sent"], replayed["replayed"]) == (0, total)
+    whole = json.loads(whole)
+    for name in ("W", "v", "queries", "precision", "final_check", "noise"):
+        assert replayed[name] == resumed[name] == whole[name]
+
+
+def test_files_are_not_overwritten_unasked(cli, tmp_path):
+    weights(tmp_path / "weights.npz")
+    arguments = ("--oracle", "weights.npz", "--heads", "1", "-o", "OUT.npz")
+    (tmp_path / "OUT.npz").write_text("mine")
+    code, _, err = cli(*arguments)
+    assert code == 3 and "--overwrite" in err
+    assert (tmp_path / "OUT.npz").read_text() == "mine"
+    assert cli(*arguments, "--overwrite")[0] == 0
+    assert np.load(tmp_path / "OUT.npz")["W"].shape == (1, 3, 3)
+
+
+def test_output_is_an_oracle_again(cli, tmp_path):
+    truth = weights(tmp_path / "weights.npz")
+    assert cli("--oracle", "weights.npz", "--heads", "1", "-o", "OUT.npz")[0] == 0
+    with np.load(tmp_path / "OUT.npz") as stored:
+        again = HeadsOracle(AttentionHeads(stored["W"], stored["v"]))
+    X = np.random.default_rng(9).standard_normal((5, 6, 3))
+    heads = AttentionHeads(truth["W"], truth["v"])
+    assert np.allclose(again.answer(X), heads.evaluate_many(X), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--oracle", "nothing"], "none of the known forms"),
+        (["--oracle", "none.npz"], "cannot be read"),
+        (["--oracle", "wrong.npz"], "lacks W or v"),
+        (["--oracle", "shapes.npz"], "(H, d, d)"),
+        (["--oracle", "nan.npz"], "NaN or infinity"),
+        (["--oracle", "good.npz", "--width", "4"], "leave out --width"),
+        (["--oracle", "good.npz", "--heads", "0"], "--heads must be positive"),
+        (["--oracle", "good.npz", "--heads", "1", "--rank", "0"], "--rank must be positive"),
+        (["--oracle", "good.npz", "--heads", "1", "--heads-at-most", "2"], "not both"),
+        (["--oracle", "good.npz", "--noise", "nan", "--heads", "1"], "--noise must be positive"),
+        (["--oracle", "good.npz", "-o", "none/OUT.npz"], "none is no directory"),
+        (["--oracle", "python:blackbox:head"], "give --width"),
+        (["--oracle", "python:blackbox", "--width", "4"], "python:module:function"),
+        (["--oracle", "python:nomodule:f", "--width", "4"], "ModuleNotFoundError"),
+        (["--oracle", "python:blackbox:asked", "--width", "4"], "is not a function"),
+        (["--oracle", "python:blackbox:head", "--width", "5", "--heads", "1"], "check --width"),
+        (
+            ["--oracle", "python:blackbox:head", "--width", "4", "--arithmetic", "balls"],
+            "ball_oracle",
+        ),
+        (["--oracle", "http://127.0.0.1:9/nobody"], "did not answer"),
+    ],
+)
+def test_bad_input_is_one_sentence(cli, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    weights(tmp_path / "good.npz")
+    weights(tmp_path / "shapes.npz", W=np.zeros((1, 2, 3)))
+    weights(tmp_path / "nan.npz", v=np.full((1, 3), np.nan))
+    np.savez(tmp_path / "wrong.npz", X=np.zeros(3))
+    code, out, err = cli(*arguments)
+    assert (code, out) == (3, "")
+    assert err.count("\n") == 1 and err.startswith("fiberscope: ")
+    assert message in err
+
+
+def test_help_needs_no_heavy_package():
+    code = (
+        "import sys; sys.argv = ['fiberscope', 'recover', 'attention', '--help'];"
+        "from fiberscope.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'scipy', 'flint', 'onnxruntime'} & set(sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--transcript" in found.stdout
