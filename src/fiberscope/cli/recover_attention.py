@@ -38,6 +38,9 @@ _PRECISIONS = click.Choice(["coarse", "full"])
 @click.option("--noise", type=float, help="One head: a bound on the error of every answer.")
 @click.option("--token-bound", type=float, help="Largest 2-norm of a token to send.")
 @click.option("--precision", type=_PRECISIONS, default="full", show_default=True)
+@click.option(
+    "--shorter", is_flag=True, help="Many heads in balls: the algorithm with fewer queries."
+)
 @click.option("--max-queries", type=click.IntRange(min=1), help="Stop before asking more.")
 @click.option(
     "--transcript",
@@ -66,6 +69,7 @@ def command(
     noise: float | None,
     token_bound: float | None,
     precision: str,
+    shorter: bool,
     max_queries: int | None,
     transcript: Path | None,
     batch: int,
@@ -87,7 +91,7 @@ def command(
     from fiberscope.queries.session import QuerySession
     from fiberscope.queries.transcript import Transcript
 
-    request = Request(heads, heads_at_most, rank, noise, token_bound, precision == "full")
+    request = Request(heads, heads_at_most, rank, noise, token_bound, precision == "full", shorter)
     if out is not None:
         check_new_file(out, overwrite)
     oracle = load_oracle(source, width, None if arithmetic is None else Arithmetic(arithmetic))

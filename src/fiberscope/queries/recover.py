@@ -40,6 +40,8 @@ class Request:
         Largest 2-norm of a token that the oracle accepts.
     full
         The full precision of many heads in floating point, not only a coarse answer.
+    shorter
+        Many heads in balls: the algorithm with fewer queries.
     """
 
     heads: int | None = None
@@ -48,6 +50,7 @@ class Request:
     noise: float | None = None
     token_bound: float | None = None
     full: bool = True
+    shorter: bool = False
 
     def __post_init__(self) -> None:
         for name in ("heads", "heads_at_most", "rank"):
@@ -119,14 +122,14 @@ def _estimate(
             from fiberscope.queries.one_head_balls import recover_one_head_in_balls
 
             return recover_one_head_in_balls(session, request.rank, rng)
-        if request.heads is None and request.heads_at_most is None:
-            raise InputError("a ball oracle needs --heads H or --heads-at-most H0")
         from fiberscope.queries.many_heads.balls import recover_heads_in_balls
 
-        return _as_estimate(
-            recover_heads_in_balls(
-                session, heads=request.heads, heads_at_most=request.heads_at_most, rng=rng
-            )
+        return recover_heads_in_balls(
+            session,
+            heads=request.heads,
+            heads_at_most=request.heads_at_most,
+            shorter=request.shorter,
+            rng=rng,
         )
     if request.noise is not None:
         from fiberscope.queries.one_head_noise import recover_one_head_with_noise
@@ -144,18 +147,12 @@ def _estimate(
         return recover_one_head(session, tests.noise, tests.scale, rng)
     from fiberscope.queries.many_heads.floats import recover_heads_in_floats
 
-    return _as_estimate(
-        recover_heads_in_floats(
-            session,
-            heads=request.heads or request.heads_at_most,
-            rng=rng,
-            precision="full" if request.full else "coarse",
-        )
+    return recover_heads_in_floats(
+        session,
+        heads=request.heads or request.heads_at_most,
+        rng=rng,
+        precision="full" if request.full else "coarse",
     )
-
-
-def _as_estimate(found: Estimate) -> Estimate:
-    return found
 
 
 def checked(

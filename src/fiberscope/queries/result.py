@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fiberscope.queries.final_check import FinalCheck
 from fiberscope.queries.heads import AttentionHeads
@@ -115,13 +116,17 @@ class Recovery:
         return self.estimate.heads
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; balls as decimal strings."""
+        """Plain data for JSON: float64 (midpoints of balls), and enclosures as decimal strings."""
         middle = self.heads.middle()
+        enclosures = None
+        if self.heads.in_balls:
+            enclosures = {"W": _strings(self.heads.W), "v": _strings(self.heads.v)}
         return {
             "heads": self.heads.count,
             "width": self.heads.width,
             "W": to_plain(middle.W),
             "v": to_plain(middle.v),
+            "enclosures": enclosures,
             "method": self.estimate.method,
             "precision": self.estimate.precision.to_dict(),
             "queries": queries_to_dict(self.queries),
@@ -132,6 +137,13 @@ class Recovery:
             "evidence": to_plain(self.estimate.evidence),
             **to_plain(self.statistics),
         }
+
+
+def _strings(values: NDArray[Any]) -> Any:
+    """Nested lists of ``[middle +/- radius]`` in decimals; each encloses its ball."""
+    if values.ndim == 1:
+        return [value.str(40) for value in values.tolist()]
+    return [_strings(part) for part in values]
 
 
 def queries_to_dict(counts: Mapping[Purpose, QueryCount]) -> dict[str, Any]:
