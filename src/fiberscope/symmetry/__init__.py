@@ -8,6 +8,7 @@ from fiberscope.symmetry.permutation import Permutation
 from fiberscope.symmetry.rotary import RotaryCommutant
 from fiberscope.symmetry.scaling import ScaledSlot, Scaling
 from fiberscope.symmetry.sign import SignFlip
+from fiberscope.symmetry.tangent_map import TangentMap, Term
 from fiberscope.symmetry.translation import Translation
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "SignFlip",
     "Slot",
     "Symmetry",
+    "TangentMap",
+    "Term",
     "Translation",
     "ones_complement",
 ]

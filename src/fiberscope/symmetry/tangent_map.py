@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg.lapack import dpotrf, dpotri
 
 from fiberscope.parameters import ParameterSpace, View
 
@@ -24,6 +25,10 @@ Directions = dict[str, NDArray[np.float64]]
 RELATIVE_CUT = 1e-13
 """Eigenvalues of a Gram matrix below this share of its largest count as zero: they belong to
 generators that move nothing (stabilizers), which no direction in the span needs."""
+
+
+WELL_CONDITIONED = 1e-8
+"""Least ratio of squared Cholesky pivots at which a Gram matrix is inverted directly."""
 
 
 class TangentMap(ABC):
@@ -83,17 +88,18 @@ class ListedTangents(TangentMap):
 class Term:
     """A part of a tangent map that lands on one view: a linear function and its transpose.
 
-    ``forward`` takes a vector of generator coordinates to an array that broadcasts to the view,
-    ``transpose`` an array of the view's shape to a vector.
+    ``forward`` takes the coordinates of the generators ``part`` (all by default) to an array that
+    broadcasts to the view, ``transpose`` an array of the view's shape back to as many numbers.
     """
 
     def __init__(
         self,
         view: View,
         forward: Callable[[Vector], NDArray[Any]],
-        transpose: Callable[[NDArray[Any]], NDArray[Any]],
+        transpose: Callable[[NDArray[Any]], Any],
+        part: slice = slice(None),
     ) -> None:
-        self.view, self.forward, self.transpose = view, forward, transpose
+        self.view, self.forward, self.transpose, self.part = view, forward, transpose, part
 
 
 class SumOfTerms(TangentMap):
@@ -102,19 +108,20 @@ class SumOfTerms(TangentMap):
     def __init__(self, generators: int, terms: Sequence[Term], gram: NDArray[Any] | float) -> None:
         self.generators, self.terms = generators, tuple(terms)
         gram = np.asarray(gram, dtype=np.float64)
-        self._inverse = pseudo_inverse(gram) if gram.ndim == 2 else reciprocal(gram)
+        self._inverse = inverse(gram) if gram.ndim == 2 else reciprocal(gram)
 
     def add(self, vector: Vector, directions: Directions) -> None:
         """Add every term into its view."""
         for term in self.terms:
             window = term.view.window(directions[term.view.tensor])
-            window += term.forward(vector)
+            window += term.forward(vector[term.part])
 
     def pull(self, directions: Directions) -> Vector:
         """Sum of the transposed terms."""
         total = np.zeros(self.generators)
         for term in self.terms:
-            total += term.transpose(term.view.window(directions[term.view.tensor])).reshape(-1)
+            window = term.view.window(directions[term.view.tensor])
+            total[term.part] += np.asarray(term.transpose(window)).reshape(-1)
         return total
 
     def solve(self, vector: Vector) -> Vector:
@@ -132,6 +139,21 @@ def reciprocal(values: NDArray[Any], cut: float = 0.0) -> NDArray[np.float64]:
     values = np.asarray(values, dtype=np.float64)
     kept = values > cut * values.max(initial=0.0)
     return np.where(kept, 1.0 / np.where(kept, values, 1.0), 0.0)
+
+
+def inverse(gram: NDArray[Any]) -> NDArray[np.float64]:
+    """Inverse of a symmetric positive matrix by Cholesky, or its pseudo-inverse if it is singular.
+
+    The pivots of a Cholesky factor tell a singular matrix apart well enough: these Gram matrices
+    are the identity plus squares, unless directions vanish altogether.
+    """
+    factor, failed = dpotrf(gram, lower=1)
+    pivots = np.diagonal(factor)
+    if failed or pivots.min() ** 2 <= WELL_CONDITIONED * pivots.max() ** 2:
+        return pseudo_inverse(gram)
+    lower, _ = dpotri(factor, lower=1)
+    whole: NDArray[np.float64] = np.tril(lower) + np.tril(lower, -1).T
+    return whole
 
 
 def pseudo_inverse(gram: NDArray[Any]) -> NDArray[np.float64]:

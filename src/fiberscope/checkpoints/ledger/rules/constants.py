@@ -11,9 +11,10 @@ from scipy.linalg import null_space
 
 from fiberscope.checkpoints.architecture.program import Attention, NormKind
 from fiberscope.checkpoints.ledger.item import Item, Overlap
+from fiberscope.checkpoints.ledger.rules import shift_terms
 from fiberscope.checkpoints.ledger.rules.heads import unrotated_rows
 from fiberscope.checkpoints.ledger.wiring import Point, Reader, Role, Segment, Wiring
-from fiberscope.parameters import View
+from fiberscope.parameters import Parameters, View
 from fiberscope.symmetry import Symmetry, Translation
 
 KEY_BIAS = "key bias"
@@ -109,7 +110,11 @@ def _key_bias(attention: Attention, dimension: int) -> Item:
             return [(view, whole)]
 
         return Translation(
-            f"{attention.label}: {KEY_BIAS}", (attention.groups, len(rows)), [view], increments
+            f"{attention.label}: {KEY_BIAS}",
+            (attention.groups, len(rows)),
+            [view],
+            increments,
+            linear=lambda _: shift_terms.some_columns(view, rows),
         )
 
     return Item(KEY_BIAS, attention.layer, dimension, build, attention.label)
@@ -136,8 +141,16 @@ def _value_bias(attention: Attention, reader: Reader) -> Item | None:
             moved = value_kernel(attention, segment, parameters) @ shift
             return [(view, moved.reshape(view.shape))]
 
+        def linear(parameters: Parameters) -> shift_terms.Terms:
+            given = dict(parameters)
+            if absorbed:
+                into = reader.absorbing_biases[0]
+                return shift_terms.folded(view, into, output_map(attention, given))
+            return shift_terms.within(view, value_kernel(attention, segment, given))
+
         views: Sequence[View] = [view, *reader.absorbing_biases[:1]]
-        return Translation(f"{attention.label}: {VALUE_BIAS}", (dimension,), views, increments)
+        name = f"{attention.label}: {VALUE_BIAS}"
+        return Translation(name, (dimension,), views, increments, linear=linear)
 
     return Item(VALUE_BIAS, attention.layer, dimension, build, attention.label)
 
@@ -151,7 +164,11 @@ def _parallel_bias(layer: int, biases: tuple[View, ...], width: int) -> Item:
             ]
 
         return Translation(
-            f"layer {layer}: {PARALLEL_BIAS}", (len(biases) - 1, width), biases, increments
+            f"layer {layer}: {PARALLEL_BIAS}",
+            (len(biases) - 1, width),
+            biases,
+            increments,
+            linear=lambda _: shift_terms.first_takes_back(biases, width),
         )
 
     return Item(PARALLEL_BIAS, layer, (len(biases) - 1) * width, build, f"layer {layer}")
@@ -225,8 +242,26 @@ def _input_direction(reader: Reader, point: Point, count: int) -> Item:
             rows = (value_kernel(attention, segment, parameters) @ shift).reshape(units)
             return [(reader.weight, rows[..., None] * u)]
 
+        def linear(parameters: Parameters) -> shift_terms.Terms:
+            given = dict(parameters)
+            u, constant = input_direction(point, given)
+            if not absorbing:
+                bias = None if reader.bias is None else (reader.bias, constant)
+                return shift_terms.rows_along(reader.weight, u, bias=bias)
+            assert attention is not None
+            if reader.role is Role.KEY:
+                columns = unrotated_index(attention)
+                return shift_terms.rows_along(reader.weight, u, columns=columns)
+            if into is not None:
+                lands = constant * output_map(attention, given)
+                return shift_terms.rows_along(reader.weight, u, into=(into, lands))
+            assert segment is not None
+            basis = value_kernel(attention, segment, given)
+            return shift_terms.rows_along(reader.weight, u, basis=basis)
+
         views = [reader.weight, reader.bias, into]
-        return Translation(f"{reader.label}: {INPUT_DIRECTION}", (count,), views, increments)
+        name = f"{reader.label}: {INPUT_DIRECTION}"
+        return Translation(name, (count,), views, increments, linear=linear)
 
     return Item(INPUT_DIRECTION, reader.layer, count, build, reader.label)
 
@@ -262,6 +297,25 @@ def _norm_bias(point: Point) -> Item:
         views = [bias, *(point.carried_biases[:1] if point.carried else ())]
         for reader in point.readers:
             views.append(reader.weight if reader.bias is None else reader.bias)
-        return Translation(f"{label}: {NORM_BIAS}", (point.width,), views, increments)
+
+        def linear(parameters: Parameters) -> shift_terms.Terms:
+            given = dict(parameters)
+            u, constant = input_direction(point, given)
+            weights = [(reader, reader.weight.read(given)) for reader in point.readers]
+            return shift_terms.norm_bias(
+                bias,
+                point.carried_biases[0] if point.carried else None,
+                [(reader.bias, weight) for reader, weight in weights if reader.bias is not None],
+                [
+                    (reader.weight, weight)
+                    for reader, weight in weights
+                    if reader.bias is None and not reader.tied
+                ],
+                u,
+                float(constant),
+            )
+
+        name = f"{label}: {NORM_BIAS}"
+        return Translation(name, (point.width,), views, increments, linear=linear)
 
     return Item(NORM_BIAS, point.layer, point.width, build, label)

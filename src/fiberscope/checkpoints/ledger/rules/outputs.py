@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import NormKind, Observable
 from fiberscope.checkpoints.ledger.item import Item, Overlap
+from fiberscope.checkpoints.ledger.rules import shift_terms
 from fiberscope.checkpoints.ledger.rules.constants import (
     INPUT_DIRECTION,
     free_directions,
     input_direction,
 )
 from fiberscope.checkpoints.ledger.wiring import Point, Role, Wiring
-from fiberscope.parameters import View
+from fiberscope.parameters import Parameters, View
 from fiberscope.symmetry import Symmetry, Translation
 
 UNEMBEDDING_SHIFT = "unembedding shift"
@@ -120,7 +121,14 @@ def _moving_rows(
                 moved.append((into, np.broadcast_to(-shift * u, into.shape)))
             return moved
 
-        return Translation(f"{where}: {INPUT_DIRECTION}", (1,), [view, bias, into], increments)
+        def linear(parameters: Parameters) -> shift_terms.Terms:
+            u, constant = input_direction(point, dict(parameters))
+            moves = [(view, u, 1.0)] + ([(into, u, -1.0)] if into is not None else [])
+            taken = None if bias is None else (bias, entries, -float(constant))
+            return shift_terms.all_rows(moves, taken)
+
+        name = f"{where}: {INPUT_DIRECTION}"
+        return Translation(name, (1,), [view, bias, into], increments, linear=linear)
 
     return Item(INPUT_DIRECTION, None, 1, build, where)
 
@@ -163,7 +171,13 @@ def _unembedding_shift(wiring: Wiring) -> Item | None:
                 moved.append((bias, np.broadcast_to(shift[rows:], bias.shape)))
             return moved
 
-        return Translation(UNEMBEDDING_SHIFT, (size,), [output, bias, into], increments)
+        return Translation(
+            UNEMBEDDING_SHIFT,
+            (size,),
+            [output, bias, into],
+            increments,
+            linear=lambda _: shift_terms.common_rows(output, into, bias, rows),
+        )
 
     return Item(UNEMBEDDING_SHIFT, None, size, build, head.label)
 
@@ -176,7 +190,13 @@ def _score_shift(label: str, layer: int, table: View) -> Item:
         def increments(parameters: Arrays, shift: NDArray[Any]) -> Any:
             return [(table, np.broadcast_to(shift.reshape(table.shape[1:]), table.shape))]
 
-        return Translation(f"{label}: {SCORE_SHIFT}", (heads,), [table], increments)
+        return Translation(
+            f"{label}: {SCORE_SHIFT}",
+            (heads,),
+            [table],
+            increments,
+            linear=lambda _: shift_terms.common_entries(table),
+        )
 
     return Item(SCORE_SHIFT, layer, heads, build, label)
 
@@ -186,6 +206,12 @@ def _unread(label: str, view: View) -> Item:
         def increments(parameters: Arrays, shift: NDArray[Any]) -> Any:
             return [(view, shift)]
 
-        return Translation(f"{label}: {UNREAD}", view.shape, [view], increments)
+        return Translation(
+            f"{label}: {UNREAD}",
+            view.shape,
+            [view],
+            increments,
+            linear=lambda _: shift_terms.own_entries(view),
+        )
 
     return Item(UNREAD, None, view.size, build, label)

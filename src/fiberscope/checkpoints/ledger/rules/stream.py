@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import NormKind
 from fiberscope.checkpoints.ledger.item import Item, Overlap
+from fiberscope.checkpoints.ledger.rules import shift_terms
 from fiberscope.checkpoints.ledger.rules.constants import ALONG_ONES
 from fiberscope.checkpoints.ledger.wiring import Point, Segment, StreamGroup, Wiring, Writer
 from fiberscope.parameters import View
@@ -181,7 +182,14 @@ def _along_ones_of(layer: int | None, writers: list[Writer]) -> Item:
             return moved
 
         views = [writer.view for writer in writers]
-        return Translation(f"{_place(layer)}: {ALONG_ONES}", (stops[-1],), views, increments)
+        axes = [(writer.view, writer.axis) for writer in writers]
+        return Translation(
+            f"{_place(layer)}: {ALONG_ONES}",
+            (stops[-1],),
+            views,
+            increments,
+            linear=lambda _: shift_terms.along_ones(axes),
+        )
 
     return Item(ALONG_ONES, layer, stops[-1], build, _place(layer))
 
@@ -219,6 +227,12 @@ def _shift(segment: Segment, tables: list[View]) -> Item:
                 ),
             ]
 
-        return Translation(EMBEDDING_SHIFT, (extra, width), tables, increments)
+        return Translation(
+            EMBEDDING_SHIFT,
+            (extra, width),
+            tables,
+            increments,
+            linear=lambda _: shift_terms.first_takes_back(tables, width),
+        )
 
     return Item(EMBEDDING_SHIFT, None, extra * width, build, "embedding")
