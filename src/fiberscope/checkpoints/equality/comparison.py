@@ -171,7 +171,8 @@ def compare_models(
         )
     if outcome is Outcome.UNDECIDED:
         return CheckpointComparison(outcome, reason, notes=notes, **shared)
-    witness, remarks = None, ()
+    witness: Witness | None = None
+    remarks: tuple[str, ...] = ()
     if want_witness or first.architecture.parameters <= LARGEST_WITNESS:
         witness, failed, remarks = _witness(first, second, found)
         if failed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,9 @@ def distance(first: FoldedModel, second: FoldedModel, found: Alignment) -> Dista
     return Distance(float(np.sqrt(apart / size)), float(np.sqrt(shuffled / size)))
 
 
-def _apart(first: Sequence[NDArray], second: Sequence[NDArray], turning: str | None) -> float:
+def _apart(
+    first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]], turning: str | None
+) -> float:
     """Squared distance after the best orthogonal (unitary) map, summed over the batch."""
     if turning is None:
         return sum(float((np.abs(b - a) ** 2).sum()) for a, b in zip(first, second, strict=True))
@@ -94,8 +97,8 @@ def _terms(first: FoldedModel, second: FoldedModel, found: Alignment) -> Iterato
     for ones, others in vectors:
         for one, other in zip(ones, others, strict=True):
             if one.array.shape == other.array.shape:
-                moved = one.array if one.kind == "gain" else frame.carry(one.array)
-                yield _Term([moved.value], [other.array.value], None)
+                vectors_a = one.array if one.kind == "gain" else frame.carry(one.array)
+                yield _Term([vectors_a.value], [other.array.value], None)
     for a, b in blocks_of(first, second):
         if isinstance(a, Attention):
             assert isinstance(b, Attention)
@@ -162,13 +165,13 @@ def _rows(key: object, constant: object) -> Array:
     return whole
 
 
-def _balanced(first: Array, second: Array) -> list[NDArray]:
+def _balanced(first: Array, second: Array) -> list[NDArray[Any]]:
     """Both factors of minimal norm."""
     result = balance(first, second, 1e-12)
     return [result.first, result.second]
 
 
-def _even(first: NDArray, second: NDArray) -> list[NDArray]:
+def _even(first: NDArray[Any], second: NDArray[Any]) -> list[NDArray[Any]]:
     """Pairs of vectors scaled to one norm: the balanced form of width one."""
     sizes = [np.sqrt((np.abs(x) ** 2).sum(axis=(-1, -2), keepdims=True)) for x in (first, second)]
     live = (sizes[0] > 0) & (sizes[1] > 0)

@@ -17,13 +17,14 @@ from scipy.optimize import linear_sum_assignment
 
 from fiberscope.checkpoints.architecture.program import NormKind
 from fiberscope.checkpoints.equality.folded import FoldedModel, Vectors
-from fiberscope.checkpoints.equality.noisy import Array, Noisy
+from fiberscope.checkpoints.equality.noisy import Array, Noisy, along_axis
 from fiberscope.checkpoints.ledger import Ledger
 from fiberscope.checkpoints.ledger.rules.discrete import COORDINATE_PERMUTATION, COORDINATE_SIGNS
 from fiberscope.checkpoints.ledger.rules.stream import ROTATION
 from fiberscope.checkpoints.ledger.wiring import Wiring
 from fiberscope.symmetry import ones_complement
 
+EPSILON = float(np.finfo(np.float64).eps)
 ROWS = 4096
 """Rows of the tables that the search for a permutation looks at."""
 
@@ -53,6 +54,9 @@ class Frame:
         first, block by block.
     undetermined
         Directions of the stream on which the tables say nothing about the frame.
+    spread
+        For fitted rotations, a root of the covariance that the tables' rounding leaves in every
+        row of the matrix, shape ``(d, d)``; it is passed on to whatever is carried.
     """
 
     matrix: Array
@@ -60,11 +64,16 @@ class Frame:
     how: str
     blocks: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...] = ()
     undetermined: int = 0
+    spread: Array | None = None
 
     def carry(self, array: Noisy, axis: int = -1) -> Noisy:
         """An array of the first model with its stream axis in the second's frame."""
         if self.rotated:
-            return array.turned(self.matrix, axis)
+            moved = array.turned(self.matrix, axis)
+            if self.spread is not None:
+                passed = np.square(along_axis(self.spread.T, array.value, axis))
+                moved.variance += passed.sum(axis=axis, keepdims=True)
+            return moved
         order = np.abs(self.matrix).argmax(axis=1)
         sign = self.matrix[np.arange(len(order)), order]
         shape = [1] * len(array.shape)
@@ -177,15 +186,7 @@ def _renamed(pairs: Sequence[tuple[Noisy, Noisy]], signed: bool) -> Iterator[Arr
 
 def _rotation(pairs: Sequence[tuple[Noisy, Noisy]], width: int, centred: bool) -> Frame:
     """Orthogonal Procrustes; behind LayerNorms the ones vector stays."""
-    cross = 0.0
-    for a, b in pairs:
-        noise = (a.variance + b.variance).mean(axis=-1, keepdims=True)
-        floor = np.square(b.value).mean(axis=-1, keepdims=True) * 1e-32
-        weight = 1.0 / np.maximum(noise, np.maximum(floor, np.finfo(float).tiny))
-        if not weight.any():
-            continue
-        cross = cross + (b.value * weight).T @ a.value
-    cross = np.asarray(cross).reshape(width, width)
+    cross, information = _moments(pairs, width)
     basis = ones_complement(width) if centred else np.eye(width)
     left, values, right = np.linalg.svd(basis.T @ cross @ basis)
     inner = left @ right
@@ -194,7 +195,28 @@ def _rotation(pairs: Sequence[tuple[Noisy, Noisy]], width: int, centred: bool) -
         matrix = matrix + 1.0 / width
     # Below rounding of the products the polar factor is arbitrary.
     cut = (values[0] if len(values) else 0.0) * width * 1e-14
-    return Frame(matrix, True, "a rotation", undetermined=int((values <= cut).sum()))
+    open_ = int((values <= cut).sum())
+    return Frame(matrix, True, "a rotation", undetermined=open_, spread=_spread(information))
+
+
+def _moments(pairs: Sequence[tuple[Noisy, Noisy]], width: int) -> tuple[Array, Array]:
+    """Sums of ``b^T a`` and ``a^T a`` over rows, weighted by their rounding."""
+    cross, information = np.zeros((width, width)), np.zeros((width, width))
+    for a, b in pairs:
+        noise = (a.variance + b.variance).mean(axis=-1, keepdims=True)
+        floor = np.square(b.value).mean(axis=-1, keepdims=True) * EPSILON**2
+        weight = 1.0 / np.maximum(noise, np.maximum(floor, np.finfo(float).tiny))
+        cross += (b.value * weight).T @ a.value
+        information += (a.value * weight).T @ a.value
+    return cross, information
+
+
+def _spread(information: Array) -> Array:
+    """Root of half the inverse information: half, because a rotation's error is antisymmetric."""
+    values, vectors = np.linalg.eigh(information)
+    cut = values[-1] * len(values) * 1e-14
+    inverse = np.where(values > cut, 0.5 / np.where(values > cut, values, 1.0), 0.0)
+    return np.asarray(vectors * np.sqrt(inverse))
 
 
 def _blocks(
@@ -210,6 +232,7 @@ def _blocks(
         return
     centred = is_centred_wiring(first.wiring)
     gains = _kept_gains(first.kept), _kept_gains(second.kept)
+    spread = _spread(_moments(pairs, gains[0].shape[1])[1])
     for own in (0, 1):
         blocks = _equal_blocks(gains, own)
         if blocks is None:
@@ -224,7 +247,7 @@ def _blocks(
             mixed = sum(len(columns) > 1 for _, columns in blocks)
             if mixed:
                 how = f"rotations inside {mixed} blocks of equal gains"
-                yield Frame(sign * matrix, True, how, tuple(blocks))
+                yield Frame(sign * matrix, True, how, tuple(blocks), spread=spread)
 
 
 def _kept_gains(kept: Sequence[Vectors]) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,6 +175,7 @@ def _sketches(f: FoldedAttention) -> Array:
 def reordered(
     f: FoldedAttention, groups: NDArray[np.int64], heads: NDArray[np.int64]
 ) -> FoldedAttention:
+    """The same heads in another order: groups ``(G,)``, and query heads of each ``(G, m)``."""
     pick = (groups[:, None], heads)
 
     def inner(noisy: Noisy | None) -> Noisy | None:
@@ -206,35 +208,29 @@ def silenced(f: FoldedAttention) -> FoldedAttention:
     """
     query, key, value, output = f.query, f.key, f.value, f.output
     q0, k0 = f.query_constant, f.key_constant
-    adds = output.value.any(axis=(2, 3)) & value.value.any(axis=(1, 2))[:, None]
-    asks = with_constant(query, q0).value.any(axis=(2, 3)) & adds
-    offers = with_constant(key, k0).value.any(axis=(1, 2)) & asks.any(axis=1)
+    speaks = np.asarray(value.value.any(axis=(1, 2)))
+    adds = np.asarray(output.value.any(axis=(2, 3))) & speaks[:, None]
+    asks = np.asarray(with_constant(query, q0).value.any(axis=(2, 3))) & adds
+    offers = np.asarray(with_constant(key, k0).value.any(axis=(1, 2))) & asks.any(axis=1)
     asks = asks & offers[:, None]
     if asks.all() and adds.all():
         return f
 
-    def keep(noisy: Noisy | None, live: NDArray[np.bool_]) -> Noisy | None:
-        if noisy is None:
-            return None
+    def keep(noisy: Noisy, live: NDArray[np.bool_]) -> Noisy:
         mask = live.reshape(*live.shape, *([1] * (len(noisy.shape) - live.ndim)))
         return Noisy(np.where(mask, noisy.value, 0.0), np.where(mask, noisy.variance, 0.0))
 
-    kept = [
+    return FoldedAttention(
+        f.attention,
         keep(query, asks),
         keep(key, offers),
         keep(value, adds.any(axis=1)),
         keep(output, adds),
-    ]
-    assert all(part is not None for part in kept)
-    table = keep(f.table, adds)
-    return FoldedAttention(
-        f.attention,
-        *kept,  # type: ignore[arg-type]
-        keep(q0, asks),
-        keep(k0, offers),
+        None if q0 is None else keep(q0, asks),
+        None if k0 is None else keep(k0, offers),
         f.query_gain,
         f.key_gain,
-        table,
+        None if f.table is None else keep(f.table, adds),
     )
 
 
@@ -249,6 +245,7 @@ def without_silent_groups(f: FoldedAttention) -> FoldedAttention:
 
 
 def with_constant(rows: Noisy, constant: Noisy | None) -> Noisy:
+    """Rows with their constant as one more entry."""
     if constant is None:
         return rows
     return joined([rows, constant.reshaped(*constant.shape, 1)], -1)
@@ -278,7 +275,7 @@ def blocks(attention: Attention) -> Iterator[tuple[NDArray[np.int64], NDArray[np
 
 def _query_key(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> Array:
     """Fit the query/key bases, and add one statistic per group."""
-    count, inside, width = b.query.shape[:3]
+    count, _, width = b.query.shape[:3]
     plain = [with_constant(f.query, f.query_constant) for f in (a, b)]
     plain = [
         Noisy(
@@ -298,43 +295,43 @@ def _query_key(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated
                 [p.variance[:, first] for p in plain],
                 [d.variance[:, first] for d in dual],
             )
-            matrix[np.ix_(range(count), first, first)] = change.matrix
-            back[np.ix_(range(count), first, first)] = change.dual
+            matrix[:, first[:, None], first] = change.matrix
+            back[:, first[:, None], first] = change.dual
             continue
         number, size = first.shape
 
-        def planes(array: Array, f: Array = first, s: Array = second) -> NDArray[np.complex128]:
-            whole = array[:, f] + 1j * array[:, s]
-            return whole.reshape(-1, whole.shape[2], whole.shape[3])
-
-        def spread(array: Array, f: Array = first, s: Array = second) -> Array:
-            whole = array[:, f] + array[:, s]
-            return whole.reshape(-1, whole.shape[2], whole.shape[3])
-
+        pair = (first, second)
         change = _fit(
-            [planes(p.value) for p in plain],
-            [planes(d.value) for d in dual],
-            [spread(p.variance) for p in plain],
-            [spread(d.variance) for d in dual],
+            [_planes(p.value, pair, 1j) for p in plain],
+            [_planes(d.value, pair, 1j) for d in dual],
+            [_planes(p.variance, pair, 1.0) for p in plain],
+            [_planes(d.variance, pair, 1.0) for d in dual],
         )
         for target, complex_matrix in ((matrix, change.matrix), (back, change.dual)):
             z = complex_matrix.reshape(count, number, size, size)
             for i in range(size):
                 for j in range(size):
-                    rows = (first[:, i], second[:, i])
-                    columns = (first[:, j], second[:, j])
-                    target[:, rows[0], columns[0]] = z[:, :, i, j].real
-                    target[:, rows[1], columns[1]] = z[:, :, i, j].real
-                    target[:, rows[1], columns[0]] = z[:, :, i, j].imag
-                    target[:, rows[0], columns[1]] = -z[:, :, i, j].imag
-    rows = 1 if b.attention.rotary is not None else width
-    leverage = 2 * rows / (plain[1].shape[-1] + dual[1].shape[-1])
+                    target[:, first[:, i], first[:, j]] = z[:, :, i, j].real
+                    target[:, second[:, i], second[:, j]] = z[:, :, i, j].real
+                    target[:, second[:, i], first[:, j]] = z[:, :, i, j].imag
+                    target[:, first[:, i], second[:, j]] = -z[:, :, i, j].imag
+    free = 1 if b.attention.rotary is not None else width
+    leverage = 2 * free / (plain[1].shape[-1] + dual[1].shape[-1])
     _measure(found, "QK", plain, dual, BasisChange(matrix, back), leverage, rotated)
     return matrix
 
 
+def _planes(array: Array, pair: tuple[NDArray[Any], NDArray[Any]], unit: complex) -> NDArray[Any]:
+    """Rows of planes as complex numbers (or their sums), one batch entry a group and block."""
+    whole = array[:, pair[0]] + unit * array[:, pair[1]]
+    return np.asarray(whole.reshape(-1, whole.shape[2], whole.shape[3]))
+
+
 def _fit(
-    plain: list[NDArray], dual: list[NDArray], plain_noise: list[Array], dual_noise: list[Array]
+    plain: list[NDArray[Any]],
+    dual: list[NDArray[Any]],
+    plain_noise: list[Array],
+    dual_noise: list[Array],
 ) -> BasisChange:
     return fit_basis(
         plain[0],
@@ -347,7 +344,7 @@ def _fit(
 
 
 def _value_output(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> Array:
-    count, inside, width = b.output.shape[:3]
+    count, _, width = b.output.shape[:3]
     plain = [a.value, b.value]
     dual = [
         Noisy(
@@ -447,13 +444,13 @@ def _measure(
             for first, second in ((moved, plain[1]), (moved_dual, dual[1]))
         ]
         found.statistics.append(together(name, parts))
-    share = _uncertainty(plain[1], dual[1])
+    share = uncertainty(plain[1], dual[1])
     worst = int(share.argmax())
     if share[worst] > found.uncertainty[0]:
         found.uncertainty = (float(share[worst]), f"{found.label} {circuit}, group {worst}")
 
 
-def _uncertainty(plain: Noisy, dual: Noisy) -> Array:
+def uncertainty(plain: Noisy, dual: Noisy) -> Array:
     """Relative rounding uncertainty of the products ``dual^T plain``, per group."""
     left = np.einsum("gsi,gsi->gs", plain.value, plain.value)
     right = np.einsum("gsi,gsi->gs", dual.value, dual.value)

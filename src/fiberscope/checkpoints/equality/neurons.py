@@ -125,6 +125,7 @@ def _live(f: FoldedMlp) -> NDArray[np.bool_]:
 
 
 def chosen(f: FoldedMlp, index: NDArray[np.int64]) -> FoldedMlp:
+    """Some neurons, in the given order."""
     if len(index) == f.up.shape[0] and (index == np.arange(len(index))).all():
         return f
 
@@ -146,7 +147,7 @@ def chosen(f: FoldedMlp, index: NDArray[np.int64]) -> FoldedMlp:
 def _assign(a: FoldedMlp, b: FoldedMlp, scales: Scales) -> NDArray[np.int64]:
     """Neuron of ``a`` for every neuron of ``b``: nearest neighbours, or the best assignment."""
     x, y = _signatures(a, scales), _signatures(b, scales)
-    distance, nearest = cKDTree(x).query(y)
+    _, nearest = cKDTree(x).query(y)
     order = np.asarray(nearest, dtype=np.int64)
     counts = np.bincount(order, minlength=len(x))
     clash = np.flatnonzero(counts[order] != 1)
@@ -296,10 +297,10 @@ def _compare_merged(
     for i, j in clusters:
         if len(i) == len(j) == 1:
             continue
-        left, right = _sum(a, i, scales), _sum(b, j, scales)
-        parts.append(statistic(found.label, right, left, rotated=rotated))
-        size = float(np.sqrt((right.value**2).sum() + (left.value**2).sum()))
-        spread = float(np.sqrt((right.variance + left.variance).sum()))
+        total_a, total_b = _sum(a, i, scales), _sum(b, j, scales)
+        parts.append(statistic(found.label, total_b, total_a, rotated=rotated))
+        size = float(np.sqrt((total_b.value**2).sum() + (total_a.value**2).sum()))
+        spread = float(np.sqrt((total_b.variance + total_a.variance).sum()))
         vacuous = max(vacuous, spread / size if size else 0.0)
         found.mixed += 1
     merged = together(f"{found.label} neurons", parts)

@@ -65,11 +65,10 @@ def _differences(a: Any, b: Any, where: str) -> Iterator[str]:
             yield f"{a.label}: one is gated, the other is not"
         return
     if type(a) is not type(b):
-        if a is None or b is None or not (isinstance(a, View) or isinstance(b, View)):
-            # A bias that one of the two lacks is a zero: compared by its numbers.
-            if not (isinstance(a, View) or isinstance(b, View)):
-                yield f"{where}: {_short(a)} and {_short(b)}"
-            return
+        # A bias that one of the two lacks is a zero: compared by its numbers.
+        if not (isinstance(a, View) or isinstance(b, View)):
+            yield f"{where}: {_short(a)} and {_short(b)}"
+        return
     if is_dataclass(a):
         label = getattr(a, "label", "") or where
         for field in fields(a):

@@ -14,7 +14,7 @@ EPSILON = float(np.finfo(np.float64).eps)
 FLOOR = 32.0
 """Roundings of float64, relative to the row, that the algebra of the comparison may add."""
 LARGEST_CONDITION = 1e8
-"""A tolerance that grows with a fitted condition number is capped: else it would excuse anything."""
+"""A tolerance that grows with a fitted condition is capped: else it would excuse anything."""
 
 SAME_RMS, SAME_MAX = 1.6, 8.0
 DIFFERENT_RMS, DIFFERENT_MAX = 3.0, 25.0
