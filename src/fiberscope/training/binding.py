@@ -111,7 +111,7 @@ def bind(
         If there is no table, or the stored weights cannot be measured.
     """
     model = unwrapped(model)
-    laid_out = _architecture_of(model)
+    laid_out = architecture_of(model)
     name = type(model).__name__
     named = dict(model.named_parameters())
     matching = match(laid_out, named, f"the {name} in memory")
@@ -125,7 +125,14 @@ def bind(
     return _with_symmetries(name, matching.architecture, tensors, optimizer, observable)
 
 
-def _architecture_of(model: Any) -> Architecture:
+def architecture_of(model: Any) -> Architecture:
+    """The architecture of a transformers model in memory, tied as it is there.
+
+    Raises
+    ------
+    InputError
+        If its class has no table, or its configuration a key that the table does not understand.
+    """
     name = type(model).__name__
     config = getattr(model, "config", None)
     if name not in CLASSES or config is None or not hasattr(config, "to_json_string"):

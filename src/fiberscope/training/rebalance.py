@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Architecture
-from fiberscope.checkpoints.architecture.registry import architecture
 from fiberscope.checkpoints.forward import Deviation, deviation_of, probe_inputs
 from fiberscope.errors import InputError
 from fiberscope.parameters import View
 from fiberscope.training.balance import Balanced, MechanismBalance, balanced
+from fiberscope.training.binding import architecture_of
 from fiberscope.training.optimizer_state import (
     Arrays,
     SecondMoments,
@@ -23,6 +23,7 @@ from fiberscope.training.optimizer_state import (
     check_optimizer,
     write,
 )
+from fiberscope.training.refusals import inner_optimizer, unwrapped
 from fiberscope.verdict import Evidence, Status, to_plain
 
 _LARGEST_DEVIATION = 1e-8
@@ -145,6 +146,7 @@ def rebalance_(
         raise InputError(f"second_moments is {second_moments!r}: use 'reset' or 'keep'")
     laid_out, named = described(model)
     if optimizer is not None:
+        optimizer = inner_optimizer(optimizer)
         check_optimizer(optimizer, named)
     before = {name: p.detach().cpu().numpy() for name, p in named.items()}
     for name, value in before.items():
@@ -188,19 +190,8 @@ def described(model: Any) -> tuple[Architecture, dict[str, Any]]:
     InputError
         See `rebalance_`.
     """
-    name = type(model).__name__
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_dict"):
-        raise InputError(
-            f"{name} has no configuration of a transformers class: pass a model whose class has "
-            "a table"
-        )
-    raw = {**config.to_dict(), "architectures": [name]}
-    outputs = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    tied = None
-    if outputs is not None:
-        tied = getattr(outputs, "weight", None) is model.get_input_embeddings().weight
-    laid_out = architecture(raw, f"the configuration of {name}", tied=tied)
+    model = unwrapped(model)
+    laid_out, name = architecture_of(model), type(model).__name__
     named = dict(model.named_parameters())
     if odd := sorted(named.keys() ^ laid_out.tensors.keys()):
         raise InputError(
