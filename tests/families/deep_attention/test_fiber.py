@@ -10,7 +10,11 @@ import pytest
 pytest.importorskip("flint")
 
 from fiberscope.errors import InputError
-from fiberscope.families.deep_attention import DeepAttention, deep_attention_architecture
+from fiberscope.families.deep_attention import (
+    CustomNormalizer,
+    DeepAttention,
+    deep_attention_architecture,
+)
 from fiberscope.families.deep_attention.effective import (
     EffectiveParameters,
     effective_parameters,
@@ -22,6 +26,7 @@ from fiberscope.families.deep_attention.fiber import FiberResult, classify_fiber
 from fiberscope.families.deep_attention.normalizers import normalizer
 from fiberscope.families.deep_attention.recovery import network_oracle
 from fiberscope.numbers.balls import Balls
+from fiberscope.verdict import Status
 
 ONE = np.eye(2)
 SKEW = np.array([[0.0, 1.0], [-1.0, 0.0]])
@@ -76,6 +81,14 @@ CASES: list[tuple[list[np.ndarray], int, Any, np.ndarray]] = [
     ([PLAIN, SKEW], 2, ["exp-square", "sigmoid"], ONE),
     ([SKEW, PLAIN, SKEW], 2, "sigmoid", ONE),
     ([SKEW, LINE, PLAIN], 3, "softplus", ONE),
+    # Clouds at two points: skew scores beside zero slopes.
+    ([SKEW, PLAIN], 3, ["cosh", "softmax"], ONE),
+    ([SKEW, SKEW], 3, "exp-square", ONE),
+    ([PLAIN, SKEW], 2, "cosh", LINE),
+    ([SKEW, PLAIN], 2, "cosh", ONE),
+    ([SKEW, SKEW, PLAIN], 3, ["softplus", "cosh", "softmax"], ONE),
+    ([PLAIN, ZERO, PLAIN], 4, ["cosh", "one-plus-square", "softmax"], ONE),
+    ([PLAIN, ZERO], 2, "cosh", ONE),
 ]
 
 
@@ -139,8 +152,6 @@ def test_orders(
 
 
 def test_a_sign_can_need_a_higher_order_than_the_local_one() -> None:
-    from fiberscope.families.deep_attention import CustomNormalizer
-
     phi = CustomNormalizer("tilted", lambda s: s, lambda s: s, [1, 0, 1, 0, 0, 1], even=False)
     found = classify_fiber(network([PLAIN]), [phi], 2)
     # k = 2 gives N = 5; the first odd degree of log(1 + s^2 + s^5) is 5: 2 + 2 * 5 - 1 = 11.
@@ -173,9 +184,32 @@ def test_nearly_skew_scores_and_the_tolerance() -> None:
     nearly = SKEW + 1e-13 * ONE
     assert classified([nearly, PLAIN], 2, "softmax").free_scores == ()
     tolerant = classified([nearly, PLAIN], 2, "softmax", tolerance=1e-9)
-    assert tolerant.free_scores == (2,)
+    assert tolerant.free_scores == (2,) and tolerant.rounded_scores == (1,)
+    assert tolerant.status is Status.NUMERICAL and tolerant.fiber.startswith("With M_1 taken as")
+    exactly = classified([SKEW, PLAIN], 2, "softmax", tolerance=1e-9)
+    assert exactly.status is Status.THEOREM and exactly.rounded_scores == ()
     share = next(h for h in tolerant.hypotheses if h.condition == "sym M_1 != 0")
     assert not share.holds and "1e-13" in share.value
+
+
+def test_a_tolerance_claims_nothing_about_the_exact_point() -> None:
+    nearly = SKEW + 1e-13 * ONE
+    found = classified([nearly, PLAIN], 2, "softmax", tolerance=1e-9, evidence=True)
+    evidence = found.evidence
+    assert evidence is not None
+    # At the exact point every score is determined.
+    assert (evidence.dimension_lower_bound, evidence.dimension_upper_bound) == (0, 0)
+    both = classified([LINE, nearly, PLAIN], 3, "softmax", tolerance=1e-9)
+    assert (both.outcome, both.status, both.rounded_scores) == ("open", Status.NUMERICAL, (2,))
+
+
+def test_a_tiny_symmetric_part_is_not_zero() -> None:
+    # The square of its share, 1e-400, is no float.
+    tiny = np.array([[1e-200, 1.0], [-1.0, 0.0]])
+    found = classified([tiny, PLAIN], 2, "softmax")
+    assert (found.determined_scores, found.free_scores) == ((1, 2), ())
+    share = next(h for h in found.hypotheses if h.condition == "sym M_1 != 0")
+    assert share.holds and "below 1e-161" in share.value
 
 
 def test_effective_parameters_carry_the_function() -> None:
@@ -246,14 +280,14 @@ FIRST = np.array([[1.0, 2.0], [2.0, 4.0]])
         ([FIRST, TURN, BENT], ONE, 3, ["softmax", "softplus", "cosh"], 25),
     ],
 )
-def test_no_theorem_is_cited_where_a_layer_has_no_slope(
+def test_no_order_is_named_where_a_layer_has_no_slope(
     scores: list[np.ndarray], readout: np.ndarray, tokens: int, names: list[str], least: int
 ) -> None:
     # Zero slopes beside a skew score: Theorem 2 does not apply, and its orders are too low.
-    found = classified(scores, tokens, names, readout)
-    assert found.outcome == "open" and found.theorem.startswith("none")
+    found = classified(scores, tokens, names, readout, evidence=True)
+    assert found.outcome == "complete" and found.theorem.startswith("clouds at two points")
     assert (found.taylor_order, found.fiber_order, found.sign_order) == (None, None, None)
-    assert found.contact_orders is None and found.undecided_scores
+    assert found.contact_orders is None and not found.undecided_scores
     evidence = found.evidence
     assert evidence is not None and evidence.certified
     # The rank of the Jacobian of the jets modulo a prime is full from this degree on.
@@ -290,9 +324,62 @@ def test_a_theorem_with_curvatures_is_cited_only_with_curvatures() -> None:
     assert "Theorem" not in some.theorem and "B.1" in some.theorem
 
 
-def test_undeclared_parities_are_not_taken_as_absent() -> None:
-    from fiberscope.families.deep_attention import CustomNormalizer
+def made(name: str, *taylor: int, **parities: bool) -> CustomNormalizer:
+    """A polynomial normalizer; its Taylor data go on with zeros."""
 
+    def value(s: Any) -> Any:
+        return sum((c * s**k for k, c in enumerate(taylor[1:], start=1)), taylor[0])
+
+    def slope(s: Any) -> Any:
+        return sum((k * c * s ** (k - 1) for k, c in enumerate(taylor[2:], start=2)), taylor[1])
+
+    return CustomNormalizer(name, value, slope, [*taylor, *[0] * 80], **parities)
+
+
+# First degree, first even one, first odd one.
+TWO_THREE = made("k2 o3", 1, 0, 1, 1)
+TWO_FIVE = made("k2 o5", 1, 0, 1, 0, 0, 1)
+THREE = made("k3 e6", 1, 0, 0, 1)
+SLOPE_FOUR = made("k1 e4", *(Fraction(1, factorial(k)) for k in range(4)), 2, *[0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("scores", "names", "tokens", "determined", "free"),
+    [
+        ([SKEW, PLAIN], [TWO_THREE, "softmax"], 2, (1, 2), ()),
+        ([SKEW, PLAIN], [TWO_THREE, "softmax"], 3, (1, 2), ()),
+        # The sign of the first score and the second score's effect share a degree.
+        ([SKEW, PLAIN], [TWO_FIVE, "softmax"], 3, (), ()),
+        ([SKEW, ZERO], [TWO_FIVE, "softmax"], 2, (), ()),
+        ([PLAIN, SKEW], [TWO_FIVE, TWO_FIVE], 2, (1, 2), ()),
+        ([SKEW, SKEW, PLAIN], [THREE, THREE, "softmax"], 2, (1, 2, 3), ()),
+        ([SKEW, PLAIN], [SLOPE_FOUR, "softmax"], 3, (1, 2), ()),
+        # A monomial log phi behind a score that two tokens hide.
+        ([SKEW, PLAIN], ["cosh", "exp-square"], 2, (), ()),
+        ([SKEW, PLAIN], ["cosh", "softmax"], 2, (), ()),
+        ([SKEW, PLAIN, ZERO, PLAIN], ["exp-square", "cosh", "cosh", "softmax"], 3, (1, 2, 3), (4,)),
+        ([ZERO, PLAIN], ["cosh", "softmax"], 3, (1,), (2,)),
+        ([ZERO, PLAIN], ["cosh", "softmax"], 2, (), (2,)),
+        ([SKEW, ZERO], ["exp-square", "softmax"], 2, (), ()),
+    ],
+)
+def test_two_points(
+    scores: list[np.ndarray], names: Any, tokens: int, determined: Any, free: Any
+) -> None:
+    found = classified(scores, tokens, names, evidence=True)
+    assert (found.determined_scores, found.free_scores) == (determined, free)
+    depth = len(scores)
+    assert (found.outcome == "complete") == (len(determined) + len(free) == depth)
+    evidence = found.evidence
+    assert evidence is not None
+    assert evidence.dimension_lower_bound <= evidence.dimension_upper_bound
+    flat = any(np.array_equal(s, ZERO) for s in scores)
+    if found.outcome == "complete" and depth == 2 and not flat:
+        # Where no derivative vanishes, the point is isolated at a degree that is in reach.
+        assert evidence.certified
+
+
+def test_undeclared_parities_are_not_taken_as_absent() -> None:
     truncated = [Fraction(1, factorial(k)) for k in range(30)]
     odd = CustomNormalizer("odd", lambda s: s, lambda s: s, truncated)
     found = classify_fiber(network([SKEW]), [odd], 2)

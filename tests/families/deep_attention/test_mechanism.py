@@ -93,3 +93,27 @@ def test_clouds_follow_the_covariance() -> None:
             for a in range(4):
                 scaled = (found[a, i] - mean[i]) / eps**3
                 assert abs(scaled - BALLS.number(centred[a, i])) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["softmax", "cosh", "exp-square", "softplus", "sigmoid"])
+@pytest.mark.parametrize("share", [Fraction(1, 2), Fraction(1, 4)])
+def test_skew_scores_on_clouds_at_two_points(name: str, share: Fraction) -> None:
+    # p of four tokens at one point: exact mean and difference of the outputs.
+    phi, first = normalizer(name), int(4 * share)
+    skew = np.array([[0, 2, 1], [-2, 0, -3], [-1, 3, 0]])
+    positions = [1 - share] * first + [-share] * (4 - first)
+    tokens = np.stack([exact(MEAN) / 8 + c * exact(DIRECTION) / 2 for c in positions])
+    found = outputs(skew, phi, tokens)
+    with BALLS.precision():
+        m, z = BALLS.array(exact(MEAN) / 8), BALLS.array(exact(DIRECTION) / 2)
+        p, u = BALLS.number(share), m @ BALLS.array(skew) @ z
+        at = phi.value(BALLS.array([u * 0, u, -u]), BALLS)
+        plus, minus = at[1] / at[0], at[2] / at[0]
+        a, b = p + (1 - p) * minus, p * plus + 1 - p
+        shift = p * (1 - p) * (p * (1 - minus) / a + (1 - p) * (plus - 1) / b)
+        gap = p * (1 - p) * (1 - plus * minus) / (a * b)
+        mean, difference = found.sum(axis=0) / 4 - m, found[0] - found[3]
+        assert all(x.overlaps(shift * y) for x, y in zip(mean, z, strict=True))
+        assert all(x.overlaps(gap * y) for x, y in zip(difference, z, strict=True))
+        if name in ("cosh", "exp-square") and share == Fraction(1, 2):
+            assert shift.overlaps(BALLS.number(0))

@@ -10,10 +10,11 @@ import numpy as np
 
 from fiberscope.errors import InputError
 from fiberscope.families.deep_attention.effective import EffectiveParameters
+from fiberscope.families.deep_attention.fiber_orders import Case, fiber_orders
 from fiberscope.families.deep_attention.hypotheses import ScoreFacts, all_facts
 from fiberscope.families.deep_attention.local_evidence import LocalEvidence, local_evidence
 from fiberscope.families.deep_attention.normalizers import Normalizer
-from fiberscope.families.deep_attention.orders import contact_orders, taylor_orders
+from fiberscope.families.deep_attention.two_points import two_point_walk
 from fiberscope.verdict import Status, to_plain
 
 
@@ -35,7 +36,8 @@ class FiberResult:
     outcome
         ``complete`` where a theorem gives the whole fiber, else ``open``.
     status
-        ``THEOREM`` or ``BOUNDED``.
+        ``THEOREM``, ``BOUNDED`` where the case is open, or ``NUMERICAL`` where a tolerance changed
+        a hypothesis (see ``rounded_scores``).
     theorem
         What is applied.
     hypotheses
@@ -63,7 +65,10 @@ class FiberResult:
     contact_orders
         Powers of ``t`` of every layer's scores as all queries and keys shrink together.
     evidence
-        Certified local bounds, in open cases or when asked for.
+        Certified local bounds at the exact point, in open cases or when asked for.
+    rounded_scores
+        Layers whose score a tolerance replaced by its skew part: the answer is the fiber of that
+        network, near the given one.
     """
 
     outcome: str
@@ -82,19 +87,11 @@ class FiberResult:
     sign_order: int | None = None
     contact_orders: tuple[int, ...] | None = None
     evidence: LocalEvidence | None = None
+    rounded_scores: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return to_plain(self)
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A classification before its orders are filled in; layers count from 1."""
-
-    theorem: str
-    last: int
-    kind: str
 
 
 def classify_fiber(
@@ -138,6 +135,7 @@ def classify_fiber(
         raise InputError(f"the tolerance is a share of a score, from 0 to below 1, not {tolerance}")
     chosen = tuple(normalizers)
     facts = all_facts(effective, chosen, tolerance)
+    rounded = tuple(i for i, fact in enumerate(facts, start=1) if fact.rounded)
     depth, width = effective.depth, effective.width
     readout = bool(np.any(effective.readout != 0))
     checks = _hypotheses(readout, facts, tokens, width)
@@ -157,28 +155,31 @@ def classify_fiber(
             fiber_order=1,
             fiber_order_is_sharp=True,
         )
-    case = _case(facts, tokens, width)
+    case = _case(facts, tokens, width) or _two_point_case(facts, tokens)
     if case is None:
-        return _open(effective, chosen, facts, tokens, checks, seed)
+        return _open(effective, chosen, facts, tokens, checks, seed, (rounded, tolerance))
     determined = tuple(range(1, case.last + 1))
     signs = tuple(i for i in determined if facts[i - 1].even and not facts[i - 1].zero)
     free = tuple(range(case.last + 1, depth + 1))
-    orders = _orders(case, facts, tokens)
+    orders = fiber_orders(case, facts)
     local = None
     if evidence:
-        local = local_evidence(effective, chosen, tokens, len(free) * width**2, seed)
+        # What a rounded score erases need not be free at the exact point.
+        proved_free = 0 if rounded else len(free) * width**2
+        local = local_evidence(effective, chosen, tokens, proved_free, seed)
     return FiberResult(
         outcome="complete",
-        status=Status.THEOREM,
+        status=Status.NUMERICAL if rounded else Status.THEOREM,
         theorem=case.theorem,
         hypotheses=checks,
-        fiber=_words(determined, signs, free),
+        fiber=_rounding(rounded, tolerance) + _words(determined, signs, free),
         readout_determined=True,
         determined_scores=determined,
         free_signs=signs,
         free_scores=free,
         undecided_scores=(),
         evidence=local,
+        rounded_scores=rounded,
         **orders,
     )
 
@@ -192,7 +193,7 @@ def _hypotheses(
         Hypothesis("n >= d + 1", tokens >= width + 1, f"n = {tokens}, d = {width}"),
     ]
     for i, fact in enumerate(facts, start=1):
-        share = f"|sym M| / |M| = {fact.symmetric_share:.3g}"
+        share = f"|sym M| / |M| = {_share(fact)}"
         checks += [
             Hypothesis(f"M_{i} != 0", not fact.zero),
             Hypothesis(f"sym M_{i} != 0", not fact.skew, share),
@@ -204,6 +205,12 @@ def _hypotheses(
             Hypothesis(f"log phi_{i} odd", fact.log_odd),
         ]
     return tuple(checks)
+
+
+def _share(fact: ScoreFacts) -> str:
+    if fact.symmetric_share == 0 and not fact.skew:
+        return "below 1e-161"
+    return f"{fact.symmetric_share:.3g}"
 
 
 def _collapses(fact: ScoreFacts, tokens: int) -> bool:
@@ -223,7 +230,7 @@ def _line_prefix(facts: Sequence[ScoreFacts], tokens: int) -> bool:
     return all(fact.passes_line(tokens) for fact in prefix)
 
 
-def _case(facts: Sequence[ScoreFacts], tokens: int, width: int) -> _Case | None:
+def _case(facts: Sequence[ScoreFacts], tokens: int, width: int) -> Case | None:
     depth = len(facts)
     last = next((i for i, fact in enumerate(facts, start=1) if _collapses(fact, tokens)), depth)
     prefix, final = facts[: last - 1], facts[last - 1]
@@ -234,95 +241,41 @@ def _case(facts: Sequence[ScoreFacts], tokens: int, width: int) -> _Case | None:
         return None
     if _line_prefix(facts[:last], tokens):
         if last == depth and not any(fact.skew for fact in prefix):
-            return _Case("Theorem 1 (all symmetric parts nonzero)", last, "regular")
+            return Case("Theorem 1 (all symmetric parts nonzero)", last, "regular")
         if not any(fact.skew for fact in prefix):
-            return _Case("Theorem 1 up to the first collapse, Theorem 2 after it", last, "regular")
+            return Case("Theorem 1 up to the first collapse, Theorem 2 after it", last, "regular")
         if tokens == 2:
-            return _Case("Theorem 2 (ii), two tokens", last, "two tokens")
+            return Case("Theorem 2 (ii), two tokens", last, "two tokens")
         if all(fact.curvature for fact in prefix):
-            return _Case("Theorem 2 (i), nonzero slopes and curvatures", last, "curvature")
+            return Case("Theorem 2 (i), nonzero slopes and curvatures", last, "curvature")
         name = "Lemmas A.3 and B.1 (nonskew scores, and skew ones with slope and curvature)"
-        return _Case(name, last, "curvature")
+        return Case(name, last, "curvature")
     if not all(fact.slope for fact in facts[:last]):
         return None
     if all(fact.passes_plane(tokens, width) for fact in prefix):
         name = "Corollary 4.1 (depth two)" if depth == 2 else "Proposition C.6 (generic planes)"
-        return _Case(name, last, "cloud")
+        return Case(name, last, "cloud")
     if all(fact.passes_covariance(tokens, width) for fact in prefix):
-        return _Case("Proposition C.5 (invertible prefixes)", last, "cloud")
+        return Case("Proposition C.5 (invertible prefixes)", last, "cloud")
     return None
 
 
-def _orders(case: _Case, facts: Sequence[ScoreFacts], tokens: int) -> dict[str, Any]:
-    """Taylor, fiber, sign and contact orders that a theorem states for this case.
-
-    All kinds but ``regular`` have nonzero slopes, so their first degrees are 1.
-    """
-    used, depth = facts[: case.last], len(facts)
-    degrees = [fact.degree for fact in used]
-    local = taylor_orders(degrees)[-1]
-    if case.kind == "cloud":
-        order = 2 * 3 ** (case.last - 1) + 1
-        betas = tuple(contact_orders(degrees)) if case.last == depth else None
-        return {
-            "taylor_order": order if case.last == depth else None,
-            "fiber_order": order,
-            "fiber_order_is_sharp": True,
-            "contact_orders": betas,
-        }
-    if case.kind == "two tokens":
-        order = _two_token_order(used)
-        return {
-            "taylor_order": order if case.last == depth else None,
-            "fiber_order": order,
-            "fiber_order_is_sharp": True,
-        }
-    if case.kind == "curvature":
-        spread = 0
-        for fact in used[:-1]:
-            spread = 3 * spread + 2 * fact.skew
-        order = 2 * 3 ** (case.last - 1) + 2 * spread + 1
-        return {"fiber_order": order, "fiber_order_is_sharp": False}
-    all_nonskew = not any(fact.skew for fact in used)
-    sign = _sign_order(used) if all_nonskew else None
-    linear = all(degree == 1 for degree in degrees)
-    collapsed = case.last < depth
-    return {
-        "taylor_order": None if collapsed else local,
-        "fiber_order": sign if sign is not None else (local if linear else None),
-        "fiber_order_is_sharp": sign is not None or linear,
-        "sign_order": sign,
-        "contact_orders": None if collapsed else tuple(contact_orders(degrees)),
-    }
-
-
-def _sign_order(facts: Sequence[ScoreFacts]) -> int | None:
-    """``max_i (2 alpha_{i-1} + 2 s_i - 1)`` (Proposition C.4)."""
-    alpha, best = 1, 0
-    for fact in facts:
-        signal = fact.degree if fact.even else fact.first_odd
-        if signal is None:
-            return None
-        best = max(best, 2 * alpha + 2 * signal - 1)
-        alpha = 3 * alpha + 2 * fact.degree - 2
-    return best
-
-
-def _two_token_order(facts: Sequence[ScoreFacts]) -> int | None:
-    """``2 alpha_{s-1} + 1`` (Proposition C.3)."""
-    alpha = 1
-    for fact in facts[:-1]:
-        if not fact.skew:
-            alpha = 3 * alpha
-        elif fact.first_even is None:
-            return None
-        else:
-            alpha = (fact.first_even + 1) * alpha + fact.first_even
-    return 2 * alpha + 1
+def _two_point_case(facts: Sequence[ScoreFacts], tokens: int) -> Case | None:
+    last, collapsed = two_point_walk(facts, tokens)
+    if last < len(facts) and not collapsed:
+        return None
+    name = "clouds at two points (Appendices A and B, carried on; proof in the documentation)"
+    return Case(name, last, "two points")
 
 
 def _layers(layers: Sequence[int]) -> str:
     return ", ".join(f"M_{i}" for i in layers)
+
+
+def _rounding(rounded: Sequence[int], tolerance: float) -> str:
+    if not rounded:
+        return ""
+    return f"With {_layers(rounded)} taken as skew (tolerance {tolerance:g}): "
 
 
 def _words(determined: Sequence[int], signs: Sequence[int], free: Sequence[int]) -> str:
@@ -345,10 +298,12 @@ def _open(
     tokens: int,
     checks: tuple[Hypothesis, ...],
     seed: int,
+    rounding: tuple[tuple[int, ...], float],
 ) -> FiberResult:
     depth, width = effective.depth, effective.width
-    determined = _determined_prefix(facts, tokens, width)
-    signs = tuple(i for i in range(1, determined + 1) if facts[i - 1].even)
+    determined = max(_determined_prefix(facts, tokens, width), two_point_walk(facts, tokens)[0])
+    known_layers = range(1, determined + 1)
+    signs = tuple(i for i in known_layers if facts[i - 1].even and not facts[i - 1].zero)
     collapse = next((i for i, fact in enumerate(facts, start=1) if _collapses(fact, tokens)), depth)
     free = tuple(range(collapse + 1, depth + 1))
     undecided = tuple(range(determined + 1, collapse + 1))
@@ -359,6 +314,7 @@ def _open(
     if free:
         known += f"; {_layers(free)} can be anything"
     used = facts[:collapse]
+    rounded, tolerance = rounding
     if not all(fact.sign_known for fact in used):
         reason = "the Taylor data of a normalizer do not tell whether a score's sign is visible"
     elif any(fact.skew and not fact.slope for fact in used):
@@ -367,18 +323,21 @@ def _open(
         reason = "behind a score without symmetric part every layer must have a slope"
     else:
         reason = "singular layers need different kinds of clouds"
+    start = _rounding(rounded, tolerance)
+    proved_free = 0 if rounded else len(free) * width**2
     return FiberResult(
         outcome="open",
-        status=Status.BOUNDED,
+        status=Status.NUMERICAL if rounded else Status.BOUNDED,
         theorem=f"none: {reason}",
         hypotheses=checks,
-        fiber=f"{known}; open: whether the function determines {_layers(undecided)}.",
+        fiber=f"{start}{known}; open: whether the function determines {_layers(undecided)}.",
         readout_determined=True,
         determined_scores=tuple(range(1, determined + 1)),
         free_signs=signs,
         free_scores=free,
         undecided_scores=undecided,
-        evidence=local_evidence(effective, normalizers, tokens, len(free) * width**2, seed),
+        evidence=local_evidence(effective, normalizers, tokens, proved_free, seed),
+        rounded_scores=rounded,
     )
 
 

@@ -22,6 +22,8 @@ class ScoreFacts:
     zero, skew, two_plane, invertible
         Whether ``M = 0``; ``sym M = 0``; ``det(U^T M U)`` is not identically zero over ``d x 2``
         matrices ``U``; ``M`` is invertible.
+    rounded
+        Whether ``skew`` holds within a tolerance only.
     symmetric_share
         ``|sym M| / |M|`` (Frobenius), zero for a zero score: how far a nonskew score is from skew.
     degree
@@ -30,12 +32,15 @@ class ScoreFacts:
         ``h'(0) != 0``, ``h''(0) != 0``, ``phi`` even, ``log phi`` odd.
     first_even, first_odd
         First even and odd degrees of ``log phi`` with a nonzero coefficient, None without one.
+    log_monomial
+        False where ``log phi`` is known to have two nonzero coefficients.
     """
 
     zero: bool
     skew: bool
     two_plane: bool
     invertible: bool
+    rounded: bool
     symmetric_share: float
     degree: int
     slope: bool
@@ -44,6 +49,7 @@ class ScoreFacts:
     log_odd: bool
     first_even: int | None
     first_odd: int | None
+    log_monomial: bool
 
     @property
     def sign_known(self) -> bool:
@@ -106,15 +112,17 @@ def score_facts(score: Exact, phi: Normalizer, tolerance: float = 0.0) -> ScoreF
     """
     size = norm_squared(score)
     symmetric = (score + score.T) / Fraction(2)
-    share = sqrt(float(norm_squared(symmetric) / size)) if size else 0.0
-    skew = share <= tolerance
+    squared = norm_squared(symmetric) / size if size else Fraction(0)
+    # Compared as fractions: the float of a tiny share can be zero.
+    skew = squared <= Fraction(tolerance) ** 2
     decided = (score - score.T) / Fraction(2) if skew and size and tolerance else score
     return ScoreFacts(
         zero=size == 0,
         skew=skew,
         two_plane=score.shape[0] >= 2 and not two_plane_polynomial_vanishes(decided),
         invertible=RationalField().rank(decided) == score.shape[0],
-        symmetric_share=share,
+        rounded=skew and squared > 0,
+        symmetric_share=sqrt(float(squared)),
         degree=phi.contact_degree,
         slope=phi.has_slope,
         curvature=phi.has_curvature,
@@ -122,6 +130,7 @@ def score_facts(score: Exact, phi: Normalizer, tolerance: float = 0.0) -> ScoreF
         log_odd=phi.log_odd,
         first_even=None if phi.log_odd else phi.first_degree(parity=0),
         first_odd=None if phi.even else phi.first_degree(parity=1),
+        log_monomial=phi.second_degree() is None,
     )
 
 

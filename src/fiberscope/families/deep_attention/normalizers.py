@@ -123,17 +123,28 @@ class Normalizer(ABC):
             h.append(_multiply((Fraction(1, k),), total))
         return h
 
-    def first_degree(self, *, parity: int | None = None, order: int = 24) -> int | None:
-        """First degree with a nonzero coefficient of ``h`` (of even or odd degree only, if asked).
+    def first_degree(
+        self, *, parity: int | None = None, order: int = 24, after: int = 0
+    ) -> int | None:
+        """First degree beyond ``after`` with a nonzero coefficient of ``h``.
+
+        Of even or odd degree only, if asked (``parity``).
 
         None when there is none through ``order``; for the parities that :attr:`even` and
         :attr:`log_odd` exclude this is exact.
         """
         for degree, constants in enumerate(self.log_taylor(order)):
             right_parity = parity is None or degree % 2 == parity
-            if degree > 0 and right_parity and any(c != 0 for c in constants):
+            if degree > after and right_parity and any(c != 0 for c in constants):
                 return degree
         return None
+
+    def second_degree(self) -> int | None:
+        """Second degree with a nonzero coefficient of ``h``, None where none is known."""
+        first = self.first_degree()
+        if first is None:
+            return None
+        return self.first_degree(after=first)
 
     @property
     def contact_degree(self) -> int:
@@ -365,10 +376,12 @@ class CustomNormalizer(Normalizer):
             )
         return [(c,) for c in known[: order + 1]]
 
-    def first_degree(self, *, parity: int | None = None, order: int = 24) -> int | None:
+    def first_degree(
+        self, *, parity: int | None = None, order: int = 24, after: int = 0
+    ) -> int | None:
         """First nonzero degree within the given data."""
         return super().first_degree(
-            parity=parity, order=min(order, len(self._data.coefficients) - 1)
+            parity=parity, order=min(order, len(self._data.coefficients) - 1), after=after
         )
 
 
