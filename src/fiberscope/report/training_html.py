@@ -9,7 +9,7 @@ from fiberscope.report.html_parts import section, styled, table, whole_page
 from fiberscope.report.mechanisms import CATALOGUE
 from fiberscope.report.numerals import count, real
 from fiberscope.report.places import layer_of
-from fiberscope.report.svg import escape
+from fiberscope.report.svg import PALETTE, escape
 from fiberscope.report.training_charts import curves_chart
 from fiberscope.report.training_run import Curve, Distances, TrainingRun
 from fiberscope.report.training_sentences import (
@@ -153,7 +153,8 @@ def _places(run: TrainingRun) -> str:
 
 def _panel(name: str, curves: Sequence[Curve]) -> str:
     layers = all(layer_of(curve.name) is not None for curve in curves)
-    return curves_chart(curves, name, width=_PANEL, height=150.0, graded=layers)
+    many = len(curves) > len(PALETTE)
+    return curves_chart(curves, name, width=_PANEL, height=150.0, graded=layers or many)
 
 
 def _paths(run: TrainingRun) -> str:
