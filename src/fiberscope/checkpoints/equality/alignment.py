@@ -77,7 +77,12 @@ def align(
     for one, other in zip(first.kept, second.kept, strict=True):
         found.statistics.append(_kept(one, other, found.frame))
     for one, other in zip(first.constants, second.constants, strict=True):
-        found.statistics.append(_vectors(one, other, found.frame))
+        # An ill-conditioned output passes its rounding on along one direction.
+        moved = found.frame.carry(one.array)
+        part = statistic(
+            other.label, other.array, moved, rotated=found.frame.rotated, independent=1.0
+        )
+        found.statistics.append(part)
     _head(first, second, found)
     return found
 

@@ -19,7 +19,7 @@ from fiberscope.checkpoints.equality.heads import VACUOUS
 from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
 from fiberscope.checkpoints.equality.settings import differences
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic
-from fiberscope.checkpoints.equality.stored import StoredModel
+from fiberscope.checkpoints.equality.stored import FORMATS, StoredModel
 from fiberscope.checkpoints.equality.tying import brought_together
 from fiberscope.checkpoints.equality.witness import witness_of
 from fiberscope.checkpoints.forward import (
@@ -37,6 +37,8 @@ from fiberscope.verdict import Outcome
 
 LARGEST_WITNESS = 60_000_000
 """Parameters up to which a witness is built unasked: it needs both models in float64."""
+CLEARLY = 100.0
+"""Roundings (rms) beyond which the direction of comparison cannot matter."""
 DRAWS = 4
 """Draws of the storage rounding with which a witness's arrival is judged."""
 
@@ -146,10 +148,20 @@ def compare_models(
             formats=formats,
             notes=notes,
         )
-    one, other = FoldedModel(first), FoldedModel(second)
-    acting = ledger(first.architecture, first.wiring.observable)
-    found = align(one, other, acting, progress)
-    outcome, reason, name = _decide(found)
+    # Residuals are measured in the coordinates of the coarser storage, where rounding is
+    # independent from number to number; carried over it would not be.
+    turned = FORMATS.index(first.dtype) > FORMATS.index(second.dtype)
+    one, other = (second, first) if turned else (first, second)
+    found, outcome, reason, name = _aligned(one, other, progress)
+    if outcome is not Outcome.SAME and first.dtype == second.dtype:
+        # Either of the two may be the copy; what carries the rounding of a copy back is not known.
+        worst = max((part.rms for part in found.statistics), default=0.0)
+        if worst < CLEARLY:
+            again = _aligned(other, one, progress)
+            if again[1] is Outcome.SAME or (again[1] is not outcome):
+                found, outcome, reason, name = again
+                turned = not turned
+                one, other = other, one
     error = _forward_error(first, second, seed)
     shared: dict[str, Any] = {
         "statistics": tuple(found.statistics),
@@ -164,8 +176,8 @@ def compare_models(
             outcome,
             reason,
             first_difference=name,
-            distance=distance(one, other, found) if not found.mismatches else None,
-            explanation=explanation(first, second, found, acting),
+            distance=_distance(one, other, found),
+            explanation=_explanation(first, second, one is first, found),
             notes=notes,
             **shared,
         )
@@ -174,10 +186,34 @@ def compare_models(
     witness: Witness | None = None
     remarks: tuple[str, ...] = ()
     if want_witness or first.architecture.parameters <= LARGEST_WITNESS:
-        witness, failed, remarks = _witness(first, second, found)
+        witness, failed, remarks = _witness(one, other, found)
+        if witness is not None and turned:
+            witness = witness.inverse()
         if failed:
             return CheckpointComparison(Outcome.UNDECIDED, failed, notes=notes + remarks, **shared)
     return CheckpointComparison(outcome, reason, witness=witness, notes=notes + remarks, **shared)
+
+
+def _aligned(
+    first: StoredModel, second: StoredModel, progress: Progress | None
+) -> tuple[Alignment, Outcome, str, str]:
+    """Align the first to the second, and decide."""
+    acting = ledger(first.architecture, first.wiring.observable)
+    found = align(FoldedModel(first), FoldedModel(second), acting, progress)
+    return (found, *_decide(found))
+
+
+def _distance(first: StoredModel, second: StoredModel, found: Alignment) -> Distance | None:
+    if found.mismatches:
+        return None
+    return distance(FoldedModel(first), FoldedModel(second), found)
+
+
+def _explanation(first: StoredModel, second: StoredModel, straight: bool, found: Alignment) -> str:
+    acting = ledger(first.architecture, first.wiring.observable)
+    if not straight:
+        found = align(FoldedModel(first), FoldedModel(second), acting)
+    return explanation(first, second, found, acting)
 
 
 def _decide(found: Alignment) -> tuple[Outcome, str, str]:

@@ -103,6 +103,7 @@ def fit_basis(
             better = score < best_score[open_]
             best[open_[better]] = matrix[better]
             best_score[open_[better]] = score[better]
+    best = _completed(best)
     return BasisChange(best, adjoint(_inverse(best)))
 
 
@@ -173,7 +174,8 @@ def _fit_scalar(
             weight = np.where(size > 0, noise / (back * np.where(size > 0, size, 1.0)), 0.0)
             total = under + weight * under_dual
             z = np.where(total > 0, (over + weight * over_dual) / total, 1.0)
-        dual_z = np.where(z != 0, 1.0 / np.conj(np.where(z != 0, z, 1.0)), 0.0)
+        z = np.where(z == 0, 1.0, z)
+        dual_z = 1.0 / np.conj(z)
     return BasisChange(z[:, None, None], dual_z[:, None, None])
 
 
@@ -239,6 +241,22 @@ def _divide(cross: NDArray[Any], gram: NDArray[Any]) -> NDArray[Any]:
 
 def _divide_left(gram: NDArray[Any], cross: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(np.linalg.pinv(gram, rcond=1e-13, hermitian=True) @ cross)
+
+
+def _completed(matrix: NDArray[Any]) -> NDArray[Any]:
+    """Make singular fits invertible: directions in which neither factor lives may go anywhere."""
+    left, values, right = np.linalg.svd(matrix)
+    largest = values[..., :1]
+    lost = values <= 1e-13 * largest
+    if not lost.any():
+        return matrix
+    typical = np.where(largest > 0, np.sqrt(largest * _smallest_kept(values, lost)), 1.0)
+    return np.asarray((left * np.where(lost, typical, values)[..., None, :]) @ right)
+
+
+def _smallest_kept(values: NDArray[np.float64], lost: NDArray[np.bool_]) -> NDArray[np.float64]:
+    kept = np.where(lost, np.inf, values).min(axis=-1, keepdims=True)
+    return np.where(np.isfinite(kept), kept, 1.0)
 
 
 def _inverse(matrix: NDArray[Any]) -> NDArray[Any]:

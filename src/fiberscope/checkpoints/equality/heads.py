@@ -204,14 +204,14 @@ def reordered(
 def silenced(f: FoldedAttention) -> FoldedAttention:
     """Zero what cannot matter: a head that adds nothing, and the partner of a zero query or key.
 
-    Only exact zeros count. Constant values are part of the step's constant already.
+    Zero as far as rounding tells. Constant values are part of the step's constant already.
     """
     query, key, value, output = f.query, f.key, f.value, f.output
     q0, k0 = f.query_constant, f.key_constant
-    speaks = np.asarray(value.value.any(axis=(1, 2)))
-    adds = np.asarray(output.value.any(axis=(2, 3))) & speaks[:, None]
-    asks = np.asarray(with_constant(query, q0).value.any(axis=(2, 3))) & adds
-    offers = np.asarray(with_constant(key, k0).value.any(axis=(1, 2))) & asks.any(axis=1)
+    speaks = ~value.is_faint.all(axis=1)
+    adds = ~output.is_faint.all(axis=2) & speaks[:, None]
+    asks = ~with_constant(query, q0).is_faint.all(axis=2) & adds
+    offers = ~with_constant(key, k0).is_faint.all(axis=1) & asks.any(axis=1)
     asks = asks & offers[:, None]
     if asks.all() and adds.all():
         return f
@@ -236,7 +236,7 @@ def silenced(f: FoldedAttention) -> FoldedAttention:
 
 def without_silent_groups(f: FoldedAttention) -> FoldedAttention:
     """Leave out groups that add nothing, for models with different numbers of them."""
-    live = np.flatnonzero(f.output.value.any(axis=(1, 2, 3)))
+    live = np.flatnonzero(silenced(f).output.value.any(axis=(1, 2, 3)))
     heads = np.broadcast_to(np.arange(f.query.shape[1]), (len(live), f.query.shape[1]))
     return reordered(f, live, heads)
 

@@ -113,14 +113,18 @@ def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) 
 
 
 def _live(f: FoldedMlp) -> NDArray[np.bool_]:
-    """Neurons whose input and output are not exactly zero (their partner vectors are free)."""
-    live = np.asarray(f.down.value.any(axis=1))
+    """Neurons whose input and output are not zero (their partner vectors are free).
+
+    Zero as far as rounding tells: behind a LayerNorm a zero row may carry a multiple of ``1/gain``
+    that cancels.
+    """
+    live = ~f.down.is_faint
     argument = f.up if f.gate is None else f.gate
     constant = f.up_constant if f.gate is None else f.gate_constant
     # Every table's activation but the sigmoid vanishes at zero; none is a sigmoid.
-    live &= with_constant(argument, constant).value.any(axis=1)
+    live &= ~with_constant(argument, constant).is_faint
     if f.gate is not None:
-        live &= with_constant(f.up, f.up_constant).value.any(axis=1)
+        live &= ~with_constant(f.up, f.up_constant).is_faint
     return live
 
 

@@ -20,6 +20,12 @@ _FORMATS = {
 }
 
 
+SUM_ROUNDINGS = 8.0
+"""Roundings of float64, relative to the terms, that a sum is allowed."""
+FAINT = 4.0
+"""Standard deviations below which a row counts as zero: only what cancelled can be so small."""
+
+
 def rounding_variance(stored: NDArray[Any]) -> Array:
     """Variance ``ulp(x)^2 / 12`` of rounding to nearest, for every stored number.
 
@@ -70,16 +76,26 @@ class Noisy:
     def centred(self, axis: int) -> Noisy:
         """Less its mean along one axis."""
         count = self.shape[axis]
-        spread = self.variance * (1 - 2 / count)
+        own = (2 * np.finfo(np.float64).eps) ** 2 * np.square(self.value)
+        spread = (self.variance + own) * (1 - 2 / count)
         spread += self.variance.mean(axis=axis, keepdims=True) / count
         return Noisy(self.value - self.value.mean(axis=axis, keepdims=True), spread)
 
     def dot(self, vector: Noisy) -> Noisy:
         """Contraction of the last axis with a vector."""
+        squares = self.value**2
+        # What cancels in the sum leaves the rounding of float64 itself behind.
+        own = (SUM_ROUNDINGS * np.finfo(np.float64).eps) ** 2 * (squares @ vector.value**2)
         return Noisy(
             self.value @ vector.value,
-            self.variance @ vector.value**2 + self.value**2 @ vector.variance,
+            self.variance @ vector.value**2 + squares @ vector.variance + own,
         )
+
+    @property
+    def is_faint(self) -> NDArray[np.bool_]:
+        """Whether a row (last axis) is zero as far as its rounding tells."""
+        size = np.square(self.value).sum(axis=-1)
+        return np.asarray(size <= FAINT**2 * self.variance.sum(axis=-1))
 
     def turned(self, matrix: Array, axis: int) -> Noisy:
         """An exact matrix applied to one axis."""

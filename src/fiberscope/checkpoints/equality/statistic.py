@@ -19,6 +19,8 @@ LARGEST_CONDITION = 1e8
 SAME_RMS, SAME_MAX = 1.6, 8.0
 DIFFERENT_RMS, DIFFERENT_MAX = 3.0, 25.0
 CHANCE = 1e-7
+CORRELATED = 4
+"""Numbers that count as one: a gain's rounding is common to a column, a mean's to a table."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Statistic:
         Number of residuals.
     relative
         Norm of the residual relative to the norm of what it should match.
+    independent
+        How many of the residuals are independent, where that is known.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Statistic:
     largest: float
     count: int
     relative: float
+    independent: float | None = None
 
     @property
     def is_same(self) -> bool:
@@ -57,7 +62,10 @@ class Statistic:
     @property
     def same_rms(self) -> float:
         """The rms that rounding exceeds with probability ``CHANCE`` at most (few numbers vary)."""
-        return max(SAME_RMS, float(np.sqrt(chi2.isf(CHANCE, self.count) / max(1, self.count))))
+        freedom = (
+            max(1.0, self.count / CORRELATED) if self.independent is None else self.independent
+        )
+        return max(SAME_RMS, float(np.sqrt(chi2.isf(CHANCE, freedom) / freedom)))
 
 
 def statistic(
@@ -68,6 +76,7 @@ def statistic(
     rotated: bool = False,
     condition: float = 1.0,
     leverage: float = 0.0,
+    independent: float | None = None,
 ) -> Statistic:
     """Compare what is stored with what a move of the other model would be.
 
@@ -81,6 +90,8 @@ def statistic(
         Condition of the fitted change of basis; it multiplies the float64 floor only.
     leverage
         Share of a row's rounding that the fit passes on to each of its elements.
+    independent
+        See :class:`Statistic`.
     """
     residual = found.value - expected.value
     variance = found.variance + expected.variance
@@ -104,7 +115,7 @@ def statistic(
     norm = float(np.sqrt((found.value**2).sum()))
     relative = float(np.sqrt(squared.sum())) / norm if norm else float(squared.any())
     rms = float(np.sqrt(z.mean() / expected_square))
-    return Statistic(name, rms, float(np.sqrt(z.max())), count, relative)
+    return Statistic(name, rms, float(np.sqrt(z.max())), count, relative, independent)
 
 
 def mean_square(values: Array) -> Any:

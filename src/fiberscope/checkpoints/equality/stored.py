@@ -123,10 +123,11 @@ class StoredModel:
         return view.window(self.tensor(view.tensor))
 
 
-_ORDER = ("float64", "float32", "float16", "bfloat16")
+FORMATS = ("float64", "float32", "float16", "bfloat16", "quantised")
+"""Storage from fine to coarse."""
 
 
 def coarsest(formats: set[str]) -> str:
-    """The format with the fewest bits; unknown (quantised) ones count as coarser than all."""
-    unknown = sorted(name for name in formats if name not in _ORDER)
-    return unknown[0] if unknown else max(formats, key=_ORDER.index)
+    """The format with the fewest bits; block-quantised ones count as one, the coarsest."""
+    known = {name if name in FORMATS else "quantised" for name in formats}
+    return max(known, key=FORMATS.index)
