@@ -183,6 +183,13 @@ def test_ticks_cover_and_are_round(largest):
     assert all(len(f"{tick:.12g}".replace(".", "").strip("0").split("e")[0]) <= 3 for tick in ticks)
 
 
+def test_negative_values_have_room():
+    assert axis_ticks(1.0, -1.0) == pytest.approx([-1.0, -0.5, 0.0, 0.5, 1.0])
+    svg = curves_chart([Curve("loss", (1, 2), (1.0, -1.0))], "loss", height=200.0)
+    (_, first), (_, second) = points_of(svg)
+    assert second - first == pytest.approx(200.0, abs=0.11)
+
+
 def test_bars_in_the_terminal():
     assert spark([0.0, 1.0]) == "▁█"
     assert spark([]) == "" and spark([0.0, 0.0]) == ""

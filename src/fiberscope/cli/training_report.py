@@ -40,7 +40,11 @@ def command(run: Path, as_json: bool, html: Path | None, overwrite: bool) -> int
     if as_json:
         print_json(found.to_dict())
         return 0
-    from fiberscope.report.training_terminal import to_text
+    from fiberscope.report.training_terminal import render, to_text
 
-    print_text(to_text(found, console().width))
+    screen = console()
+    if screen.is_terminal:
+        render(found, screen)
+    else:
+        print_text(to_text(found, screen.width))
     return 0

@@ -16,13 +16,16 @@ _FEWEST_DECADES = 3.0
 BAND = "#e4e7ec"
 
 
-def axis_ticks(largest: float, about: int = 5) -> list[float]:
-    """Round numbers, also fractions, from zero to at least ``largest``."""
-    if not largest > 0:
+def axis_ticks(largest: float, smallest: float = 0.0, about: int = 5) -> list[float]:
+    """Round numbers, also fractions, from zero or below to at least ``largest``."""
+    low, high = min(0.0, smallest), max(0.0, largest)
+    if not high > low:
         return [0.0, 1.0]
-    power = 10.0 ** math.floor(math.log10(largest / about))
-    step = next(power * f for f in (1, 2, 2.5, 5, 10) if power * f * about >= largest * (1 - 1e-9))
-    return [step * number for number in range(math.ceil(largest / step - 1e-9) + 1)]
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * f for f in (1, 2, 2.5, 5, 10) if power * f >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * number for number in range(first, last + 1)]
 
 
 def curves_chart(
@@ -92,7 +95,7 @@ def curves_chart(
 
 
 class _Scale:
-    """The vertical axis: linear from zero, or logarithmic where positive values span decades."""
+    """The vertical axis: linear with zero on it, or logarithmic where positive values span decades."""
 
     def __init__(self, values: Sequence[float], top: float, base: float) -> None:
         self.top, self.base = top, base
@@ -110,14 +113,14 @@ class _Scale:
             every = math.ceil((self.high - self.low) / 6)
             self.ticks = [10.0**power for power in range(self.low, self.high + 1, every)]
         else:
-            self.ticks = axis_ticks(largest)
+            self.ticks = axis_ticks(largest, min(values, default=0.0))
 
     def place(self, value: float) -> float:
         """Vertical position of a value."""
         if self.logarithmic:
             share = (math.log10(value) - self.low) / (self.high - self.low)
         else:
-            share = max(0.0, value) / self.ticks[-1]
+            share = (value - self.ticks[0]) / (self.ticks[-1] - self.ticks[0])
         return self.base - (self.base - self.top) * share
 
 

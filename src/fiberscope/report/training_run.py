@@ -146,6 +146,12 @@ class TrainingRun:
             )
         return tuple(note for note in (*notes, *every) if note)
 
+    def _repr_html_(self) -> str:
+        """The report in a notebook."""
+        from fiberscope.report.training_html import fragment
+
+        return fragment(self)
+
     def to_dict(self) -> dict[str, Any]:
         """One JSON object."""
         from fiberscope.verdict import to_plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,10 @@ class Rebalanced:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {**to_plain(self), "evidence": to_plain(self.evidence)}
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         """A table for the terminal."""
