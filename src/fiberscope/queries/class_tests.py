@@ -48,7 +48,7 @@ MARGIN = {
 }
 """Times the unit roundoff and the size of what is added up: what rounding may explain."""
 NOISE_SHARE = 0.1
-"""Repeated answers that spread by more than this share of the answers are no function."""
+"""Repeated answers that spread by more than this share of the answers are too noisy."""
 
 COARSE = 2.0**-6
 """Relative violations below this can come from bfloat16 inside an oracle."""
@@ -178,7 +178,7 @@ def _at_scale(
     before: int,
 ) -> ClassTests | None:
     """All tests at one scale; None if an answer is not finite."""
-    balls = session.arithmetic is Arithmetic.BALLS
+    balls, gain = session.arithmetic is Arithmetic.BALLS, 0.0
     repeated, reach = _repeat(session, rng, scale)
     if balls:
         noise = NoiseLevel(0.0, sources=("ball enclosures",))
@@ -197,11 +197,10 @@ def _at_scale(
     if not balls:
         if not np.isfinite(answers).all():
             return None
-        noise = measured_noise(session.arithmetic, repeated, reach, answers, declared_noise)
+        gain = _gain(terms, answers)
+        noise = measured_noise(session.arithmetic, repeated, reach, answers, gain, declared_noise)
         spread = float(np.max(repeated.max(axis=1) - repeated.min(axis=1)))
-        allowed = spread if spread <= NOISE_SHARE * np.abs(repeated).max() else 0.0
-        results = [ClassTest("repeat", IDENTITIES["repeat"], spread, allowed)]
-    gain = 0.0 if balls else _gain(terms, answers)
+        results = [ClassTest("repeat", IDENTITIES["repeat"], spread, spread)]
     found: dict[str, ClassTest] = {}
     at = 0
     for name, draw in groups:
@@ -233,10 +232,18 @@ def _repeat(
 
 
 def _check_repeat(repeated: NDArray[np.float64]) -> None:
+    """Refuse answers that do not depend on the sequence, or hardly."""
     spread = float(np.sqrt(np.mean(repeated.var(axis=1, ddof=1))))
-    scale = float(np.abs(repeated).max())
-    if spread > NOISE_SHARE * scale:
-        raise NotOfThisFormError("repeat", IDENTITIES["repeat"], spread, NOISE_SHARE * scale)
+    between = float(repeated.mean(axis=1).std(ddof=1))
+    # Of answers that ignore the sequence, four to each, means differ by half the spread; chance
+    # makes that three times as much once in a hundred thousand runs.
+    if spread > 0 and between < 1.5 * spread:
+        raise NotOfThisFormError("repeat", IDENTITIES["repeat"], spread, between / 1.5)
+    if spread > NOISE_SHARE * np.abs(repeated).max():
+        raise NotRecoveredError(
+            f"answers to the same sequence differ by {spread:.2g}, a tenth of the answers or more: "
+            "too noisy to tell anything"
+        )
 
 
 def _draw(

@@ -91,6 +91,7 @@ def measured_noise(
     repeated: NDArray[np.float64],
     sizes: NDArray[np.float64],
     answers: NDArray[np.float64],
+    gain: float,
     declared: float | None = None,
 ) -> NoiseLevel:
     """Noise from repeated answers, from the digits of all answers, and from the user.
@@ -106,6 +107,8 @@ def measured_noise(
         two scales.
     answers
         All other answers, to see their digits.
+    gain
+        Largest answer per 2-norm of a token.
     declared
         The user's bound on every answer's error.
     """
@@ -124,8 +127,7 @@ def measured_noise(
         absolute = max(absolute, 5 * low)
         sources.append(f"repeated answers spread by {max(low, high):.2g}")
         if high > 3 * low:
-            scale = np.abs(answers[np.isfinite(answers)]).max(initial=0.0)
-            unit = max(unit, 5 * high / scale if scale else 0.0)
+            unit = max(unit, 5 * high / (gain * float(sizes[large].min())))
     if declared is not None:
         absolute = max(absolute, declared)
         sources.append(f"declared error {declared:.3g}")

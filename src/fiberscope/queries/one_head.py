@@ -27,6 +27,8 @@ ALLOWANCE = 1.5
 """Factor on the noise of an answer in stated bounds."""
 _RATIO = 16.0
 _ROUNDS = 6
+COARSE, FEW_BITS = 2.0**-12, 8.0
+"""Unit roundoff above which, and bits below which, several designs are averaged."""
 _FLAT_SCORE = 0.1
 _FLAT, _STEEP = 0.3, 5.0
 """Scores that are asked again at another scale: below the first, above the second."""
@@ -247,17 +249,48 @@ def recover_one_head(
     v, v_error = value_vector(session, noise, min(large, scale.largest))
     if not np.linalg.norm(v) > v_error:
         return no_heads(d, v_error)
+    if noise.unit > COARSE:
+        return _averaged(session, v, v_error, scale, rng)
     z = large * leaning_directions(v)
     y = small * random_rotation(d, rng)
     scores = measure_scores(
         session, noise, v, v_error, z, y, np.ones((d, d), dtype=bool), scale.largest
     )
-    if not np.isfinite(scores.error).all():
-        raise NotRecoveredError("some scores stayed hidden at every scale of the probes")
     # The inverses of both bases have norms 1 / large and 1 / small.
     W = np.linalg.solve(z, np.linalg.solve(y, scores.value.T).T)
     W_error = float(np.linalg.norm(scores.error)) / (large * small)
-    return one_head_estimate(W, v, W_error, v_error, "one head, d + d^2 queries", scale.size)
+    method = "one head, d + d^2 queries"
+    found = one_head_estimate(W, v, W_error, v_error, method, scale.size)
+    if found.precision.W[0] < FEW_BITS and np.linalg.norm(W) > 0:
+        again = _averaged(session, v, v_error, scale, rng)
+        if again.precision.W[0] > found.precision.W[0] or not np.isfinite(W_error):
+            return again
+    return found
+
+
+def _averaged(
+    session: QuerySession,
+    v: NDArray[np.float64],
+    v_error: float,
+    scale: TokenScale,
+    rng: np.random.Generator,
+) -> Estimate:
+    """Several designs where one leaves few digits."""
+    from fiberscope.queries.one_head_average import DESIGNS, averaged_scores
+
+    found = averaged_scores(session, v, scale, rng)
+    if found is None:
+        raise NotRecoveredError("some scores stayed hidden at every scale of the probes")
+    W, W_error = found
+    return one_head_estimate(
+        W,
+        v,
+        W_error,
+        v_error,
+        f"one head, mean of {DESIGNS} designs of d^2 queries",
+        scale.size,
+        "three standard errors, from the spread between independent designs",
+    )
 
 
 def probe_sizes(scale: TokenScale) -> tuple[float, float]:
