@@ -95,7 +95,7 @@ def curves_chart(
 
 
 class _Scale:
-    """The vertical axis: linear with zero on it, or logarithmic where positive values span decades."""
+    """The vertical axis: linear with zero on it, or logarithmic for values that span decades."""
 
     def __init__(self, values: Sequence[float], top: float, base: float) -> None:
         self.top, self.base = top, base
