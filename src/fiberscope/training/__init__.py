@@ -1,5 +1,6 @@
 """Training and symmetry: which part of an update does nothing, and how to do without it."""
 
+from fiberscope.training.attention_roles import AttentionRoles
 from fiberscope.training.balance import Balanced, balanced
 from fiberscope.training.monitor import SymmetryMonitor
 from fiberscope.training.projection import Projection, TangentSpan
@@ -14,6 +15,7 @@ from fiberscope.training.record import (
 )
 
 __all__ = [
+    "AttentionRoles",
     "Balance",
     "Balanced",
     "Direction",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from fiberscope.checkpoints.architecture.registry import CLASSES, architecture
 from fiberscope.checkpoints.ledger import Item, Ledger, ledger
 from fiberscope.errors import InputError
 from fiberscope.symmetry import Kind, Symmetry
+from fiberscope.training.attention_roles import AttentionRoles, declared_ledger
 from fiberscope.training.refusals import refuse_parameters, unwrapped
 
 
@@ -92,6 +93,7 @@ def bind(
     optimizer: Any,
     observable: Observable,
     masters: Mapping[str, Any] | None = None,
+    attention: Sequence[AttentionRoles] = (),
 ) -> Binding:
     """Find the architecture of a model, its tensors, and the symmetries that training can follow.
 
@@ -104,6 +106,8 @@ def bind(
     masters
         Name of a parameter -> the float32 tensor that is stepped in its place, for weights stored
         in half precision.
+    attention
+        Attention modules declared by roles: the model then needs no table.
 
     Raises
     ------
@@ -111,18 +115,24 @@ def bind(
         If there is no table, or the stored weights cannot be measured.
     """
     model = unwrapped(model)
-    laid_out = architecture_of(model)
     name = type(model).__name__
     named = dict(model.named_parameters())
-    matching = match(laid_out, named, f"the {name} in memory")
     given = masters or {}
     if unknown := sorted(given.keys() - named.keys()):
         raise InputError(f"the model has no parameter {unknown[0]!r} that a master could stand for")
-    tensors = {key: given.get(stored, named[stored]) for key, stored in matching.stored.items()}
-    others = set(named) - set(matching.stored.values())
+    if attention:
+        shapes = {key: tuple(value.shape) for key, value in named.items()}
+        found = declared_ledger(name, shapes, attention, observable)
+        stored: Mapping[str, str] = {}
+    else:
+        matching = match(architecture_of(model), named, f"the {name} in memory")
+        found = ledger(matching.architecture, observable)
+        stored = matching.stored
+    tensors = {key: given.get(place, named[place]) for key, place in stored.items()}
+    others = set(named) - set(stored.values())
     tensors |= {key: given.get(key, named[key]) for key in sorted(others)}
     refuse_parameters(model, optimizer, tensors, given)
-    return _with_symmetries(name, matching.architecture, tensors, optimizer, observable)
+    return _with_symmetries(name, found, tensors, optimizer)
 
 
 def architecture_of(model: Any) -> Architecture:
@@ -150,13 +160,8 @@ def architecture_of(model: Any) -> Architecture:
 
 
 def _with_symmetries(
-    name: str,
-    laid_out: Architecture,
-    tensors: Mapping[str, Any],
-    optimizer: Any,
-    observable: Observable,
+    name: str, found: Ledger, tensors: Mapping[str, Any], optimizer: Any
 ) -> Binding:
-    found = ledger(laid_out, observable)
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     free = frozenset(
         key for key, tensor in tensors.items() if tensor.requires_grad and id(tensor) in stepped

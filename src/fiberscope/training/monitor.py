@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Observable
 from fiberscope.errors import InputError
+from fiberscope.training.attention_roles import AttentionRoles
 from fiberscope.training.binding import bind, to_float64
 from fiberscope.training.decay import decay_direction, decay_factors, decays_apart
 from fiberscope.training.measure import Measured, Meter, Parts
@@ -119,6 +120,7 @@ class SymmetryMonitor:
         project: bool = False,
         tolerance: float = SHARE_ERROR,
         masters: Mapping[str, Any] | None = None,
+        attention: Sequence[AttentionRoles] = (),
     ) -> None:
         if every < 1:
             raise InputError(f"every is {every}; measure every step or more rarely, from 1 on")
@@ -129,7 +131,7 @@ class SymmetryMonitor:
         self.measurements: list[Measurement] = []
         self.loss: float | None = None
         self._optimizer = inner_optimizer(optimizer)
-        self.binding = bind(model, self._optimizer, _observable(observable), masters)
+        self.binding = bind(model, self._optimizer, _observable(observable), masters, attention)
         self._meter = Meter(self.binding.items, self.binding.symmetries, tolerance)
         self._apart = decays_apart(self._optimizer)
         self._before: _Before | None = None
