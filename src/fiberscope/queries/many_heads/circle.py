@@ -1,0 +1,209 @@
+"""Find the steps on a half circle of last tokens: how many, where, how high, how steep.
+
+On ``y = a p + b q`` with ``(a, b)`` on a half circle every step crosses exactly once. The scores
+are large there, so that steps are narrow and far from each other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.queries.many_heads.pairs import PairProbe
+from fiberscope.queries.many_heads.steps import Fit, Steps, fit_steps
+
+Floats = NDArray[np.float64]
+
+GRID = 129
+SAMPLES = 3000
+"""Most samples of one circle."""
+STEPS = 24
+"""Most steps of one circle."""
+_RESOLVED = 0.06
+"""Intervals over which the value changes by more than this share are halved."""
+_ACCEPTED = 0.2
+"""Residuals up to this share of the bound on errors of values are explained."""
+
+
+class Circle:
+    """One half circle for one direction ``z``.
+
+    Parameters
+    ----------
+    probe, z, half
+        Where to ask, the direction, and ``u^T z / 2``.
+    p, q
+        Rows of small integers times one number, so that ``a p + b q`` is exact for ``a, b`` on a
+        grid; shapes ``(d,)``.
+    radius
+        ``|(a, b)|``, a power of two.
+    """
+
+    def __init__(
+        self,
+        probe: PairProbe,
+        z: Floats,
+        half: float,
+        p: Floats,
+        q: Floats,
+        radius: float,
+    ) -> None:
+        self.probe, self.z, self.half, self.p, self.q = probe, z, half, p, q
+        self.radius = radius
+        self.angles = np.zeros(0)
+        self.plane = np.zeros((0, 2))
+        self.values = np.zeros(0)
+        self.clustered = 0
+
+    @staticmethod
+    def axes(width: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+        """Integer vectors of norm about one after scaling by a power of two."""
+        while True:
+            p, q = rng.integers(-3, 4, size=(2, width)).astype(np.float64)
+            cosine = p @ q / max(1.0, float(np.linalg.norm(p) * np.linalg.norm(q)))
+            if p.any() and q.any() and abs(cosine) < 0.5:
+                scale = 2.0 ** np.round(np.log2(np.linalg.norm(p)))
+                return p / scale, q / scale
+
+    @property
+    def points(self) -> Floats:
+        """Points ``y`` asked so far, shape ``(n, d)``."""
+        return self.plane[:, :1] * self.p + self.plane[:, 1:] * self.q
+
+    def ask(self, angles: Floats) -> None:
+        """Add samples at these angles."""
+        if not len(angles):
+            return
+        spacing = self.probe.grid(float(np.abs(self.z).max()) + 4 * self.radius) * 8
+        plane = self.radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        plane = np.round(plane / spacing) * spacing
+        y = plane[:, :1] * self.p + plane[:, 1:] * self.q
+        values = self.probe.values(self.z, y, self.half)
+        order = np.argsort(np.concatenate([self.angles, angles]), kind="stable")
+        self.angles = np.concatenate([self.angles, angles])[order]
+        self.plane = np.concatenate([self.plane, plane])[order]
+        self.values = np.concatenate([self.values, values])[order]
+
+    def scan(self) -> None:
+        """Equidistant samples, cut open where nothing happens, halved where something does."""
+        self.ask(np.pi * (np.arange(GRID) + 0.5) / GRID)
+        changes = np.abs(np.diff(np.append(self.values, -self.values[0])))
+        spread = float(np.ptp(self.values))
+        quiet = np.convolve(np.tile(changes, 3), np.ones(5), "same")[GRID : 2 * GRID]
+        cut = int(np.argmin(quiet)) + 1
+        # The values are odd: the part before the cut continues after half a turn.
+        turned = np.arange(GRID) < cut
+        self.angles = np.concatenate([self.angles[~turned], self.angles[turned] + np.pi])
+        signs = np.where(turned, -1.0, 1.0)
+        self.plane = np.concatenate([self.plane[~turned], -self.plane[turned]])
+        self.values = np.concatenate([self.values[~turned], (signs * self.values)[turned]])
+        self.refine(None, spread)
+
+    def refine(self, steps: Steps | None, spread: float, rounds: int = 24) -> None:
+        """Halve intervals over which what is not explained yet changes much."""
+        for _ in range(rounds):
+            curve = self.unexplained(steps)
+            wide = np.abs(np.diff(curve)) > _RESOLVED * spread
+            wide &= np.diff(self.angles) > 1e-13
+            if not wide.any() or len(self.values) + int(wide.sum()) > SAMPLES:
+                return
+            middles = 0.5 * (self.angles[1:] + self.angles[:-1])[wide]
+            self.ask(middles)
+
+    def unexplained(self, steps: Steps | None) -> Floats:
+        """Values minus those of steps in the plane."""
+        return self.values if steps is None else self.values - steps(self.plane)
+
+    def clusters(self, curve: Floats, least: float) -> list[tuple[Floats, float]]:
+        """Direction in the plane and height of every run of samples over which a curve changes."""
+        moving = np.abs(np.diff(curve)) > least
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], moving.astype(int), [0]])))
+        found = []
+        for first, last in zip(edges[::2], edges[1::2], strict=True):
+            part, at = curve[first : last + 1], self.angles[first : last + 1]
+            height = float(part[-1] - part[0])
+            if abs(height) < least or len(part) < 2:
+                continue
+            share = np.maximum.accumulate((part - part[0]) / height)
+            low, middle, high = np.interp([0.25, 0.5, 0.75], share, at)
+            steepness = 2 * np.log(3) / max(high - low, 1e-12)
+            normal = np.array([-np.sin(middle), np.cos(middle)])
+            found.append((steepness / self.radius * normal, height))
+        return found
+
+    def steps(self, limit: int) -> Fit | None:
+        """Steps that explain all samples up to their errors, or None.
+
+        Parameters
+        ----------
+        limit
+            Most steps to try.
+        """
+        self.scan()
+        spread = float(np.ptp(self.values))
+        found = self.clusters(self.values, 0.01 * spread)
+        self.clustered = len(found)
+        if not 0 < len(found) <= limit:
+            return None
+        start = Steps(np.array([m for m, _ in found]), np.array([h for _, h in found]))
+        fit = self.fit(start)
+        for _ in range(limit):
+            if fit.worst <= _ACCEPTED * self.floor(fit.steps):
+                return self.pruned(fit)
+            better = self.extended(fit, limit)
+            if better is None or better.worst > 0.5 * fit.worst:
+                return None
+            fit = better
+        return None
+
+    def fit(self, start: Steps) -> Fit:
+        """Least squares over all samples."""
+        return fit_steps(self.plane, self.values, start, self.floor(start))
+
+    def floor(self, steps: Steps) -> float:
+        """Errors of values here."""
+        score = float(np.abs(steps.directions).max(initial=0.0)) * 2 * self.radius
+        return self.probe.floor(self.z, steps.heights, score)
+
+    def extended(self, fit: Fit, limit: int) -> Fit | None:
+        """One step more: a weak one seen in what is left, or one that shares a crossing."""
+        steps = fit.steps
+        if steps.count >= limit:
+            return None
+        self.refine(steps, float(np.ptp(self.unexplained(steps))), rounds=16)
+        if len(self.values) >= SAMPLES:
+            return None
+        curve = self.unexplained(steps)
+        starts = []
+        jumps = self.clusters(curve, 0.05 * float(np.ptp(curve)))
+        for direction, height in sorted(jumps, key=lambda jump: -abs(jump[1]))[:3]:
+            starts.append(steps.with_step(direction, height))
+        at = self.plane[int(np.argmax(np.abs(curve)))]
+        lengths = np.linalg.norm(steps.directions, axis=1)
+        near = int(np.argmin(np.abs(steps.directions @ at) / lengths))
+        direction, height = steps.directions[near], float(steps.heights[near])
+        turned = np.array([-direction[1], direction[0]]) / lengths[near] / self.radius
+        for share in (0.5, -0.5, 1.5):
+            for steep, flat in ((1.5, 0.6), (0.6, 2.0), (4.0, 0.8), (0.8, 6.0)):
+                starts.append(
+                    steps.without(near)
+                    .with_step(direction * steep, height * share)
+                    .with_step(direction * flat, height * (1 - share))
+                )
+            for shift in (1.0, -1.0):
+                moved = turned * shift
+                starts.append(
+                    steps.without(near)
+                    .with_step(direction + moved, height * share)
+                    .with_step(direction - moved, height * (1 - share))
+                )
+        fits = [self.fit(start) for start in starts]
+        return min(fits, key=lambda one: one.worst) if fits else None
+
+    def pruned(self, fit: Fit) -> Fit | None:
+        """Refuse a fit with steps that its own errors do not tell from nothing."""
+        spread = max(fit.spread, self.floor(fit.steps) / 4)
+        doubtful = np.abs(fit.steps.heights) < 8 * spread * fit.height_errors
+        if doubtful.any() or not np.isfinite(fit.direction_errors).all():
+            return None
+        return fit

@@ -1,0 +1,284 @@
+"""Recover many attention heads from an oracle in floating point, with queries of two tokens.
+
+1. ``u`` from single tokens, and a direction ``z`` long enough that its scores saturate.
+2. The steps on a half circle of last tokens (:mod:`.circle`): how many heads, roughly which.
+3. Their directions in all coordinates, for this ``z`` (:mod:`.directions`).
+4. A basis of directions near ``z``, then a balanced orthogonal one (:mod:`.sweep`).
+5. Signs, mirrored pairs and a head without scores (:mod:`.mirrors`).
+6. Fresh long sequences at several scales. What fails them is not returned: the search starts again.
+
+About ``(1.25 + 2.5) H d^2`` queries and some hundreds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.errors import InputError
+from fiberscope.queries.heads import AttentionHeads
+from fiberscope.queries.many_heads.circle import STEPS, Circle
+from fiberscope.queries.many_heads.directions import complete_directions
+from fiberscope.queries.many_heads.mirrors import SignedHeads, signed_heads
+from fiberscope.queries.many_heads.pairs import NotFiniteError, PairProbe
+from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
+from fiberscope.queries.many_heads.steps import Steps
+from fiberscope.queries.many_heads.sweep import (
+    EXPLAINED,
+    Bilinear,
+    SweepError,
+    coarse_sweep,
+    fine_sweep,
+    typical_size,
+)
+from fiberscope.queries.noise import NoiseLevel
+from fiberscope.queries.oracle import Arithmetic
+from fiberscope.queries.result import BoundKind, Estimate, Precision
+from fiberscope.queries.session import Purpose
+
+if TYPE_CHECKING:
+    from fiberscope.queries.session import QuerySession
+
+Floats = NDArray[np.float64]
+
+ATTEMPTS = 8
+"""Searches from a fresh direction."""
+CIRCLES = 4
+"""Circles for one direction."""
+COARSE, FINE = 1.25, (1.2, 1.3)
+"""Points per head, dimension and direction."""
+STEEPNESS = {Arithmetic.FLOAT64: 64.0, Arithmetic.FLOAT32: 8.0, Arithmetic.BFLOAT16: 2.0}
+"""Times the length at which scores saturate, for the circle."""
+LEAST_BITS = 4.0
+"""An answer of fewer bits is none."""
+_SAFETY_BITS = 2.0
+_ALLOWANCE = 16.0
+
+
+def recover_heads_in_floats(
+    session: QuerySession,
+    *,
+    heads: int | None = None,
+    heads_at_most: int | None = None,
+    rng: np.random.Generator,
+    precision: Literal["full", "coarse"] = "full",
+    noise: NoiseLevel | None = None,
+) -> Estimate:
+    """Learn the canonical heads from a floating-point oracle.
+
+    Parameters
+    ----------
+    session
+        A session with an oracle in floating point.
+    heads, heads_at_most
+        Bounds on the number of heads; more are refused. The number itself is found.
+    rng
+        Draws all probes.
+    precision
+        ``"coarse"`` stops after the first basis of directions, with about a third of the queries.
+    noise
+        Errors of answers; by default those of the oracle's arithmetic.
+
+    Raises
+    ------
+    RecoveryRefusedError
+        With the reason. An answer that fails fresh queries is never returned.
+    """
+    if session.width < 2:
+        raise InputError("a circle of tokens needs width 2: use the one-head method at width 1")
+    noise = noise or NoiseLevel(session.arithmetic.unit)
+    limit = min(STEPS, heads or STEPS, heads_at_most or STEPS)
+    return _Search(session, noise, rng, limit, precision == "full").run()
+
+
+@dataclass(frozen=True)
+class _Failure(Exception):  # noqa: N818 - caught by the search itself
+    kind: Reason
+    detail: str
+
+
+class _Search:
+    def __init__(
+        self,
+        session: QuerySession,
+        noise: NoiseLevel,
+        rng: np.random.Generator,
+        limit: int,
+        full: bool,
+    ) -> None:
+        self.session, self.rng, self.limit, self.full = session, rng, limit, full
+        self.noise = noise
+        self.scanned = self.swept = False
+        d = session.width
+        total = session.ask(np.eye(d)[:, None, :], Purpose.RECOVERY)
+        if not np.isfinite(total).all():
+            raise RecoveryRefusedError(
+                Reason.NOT_OF_THIS_FORM, "A single unit token has no finite answer."
+            )
+        self.probe = PairProbe(session, total, noise, Purpose.RECOVERY)
+
+    def run(self) -> Estimate:
+        length = self.saturating_length()
+        if length is None:
+            return self.without_steps()
+        steepness = STEEPNESS.get(self.session.arithmetic, 2.0)
+        failure: _Failure | None = None
+        for attempt in range(ATTEMPTS):
+            try:
+                return self.attempt(length * steepness, attempt)
+            except NotFiniteError:
+                # Scores overflow: back off before anything is refused.
+                steepness /= 4
+                failure = _Failure(Reason.NO_CIRCLE, "Answers were not finite.")
+            except SweepError:
+                failure = _Failure(Reason.CHECK_FAILED, "Some direction fits no sum of heads.")
+            except _Failure as found:
+                failure = found
+        assert failure is not None
+        raise RecoveryRefusedError(
+            failure.kind, f"{failure.detail} ({ATTEMPTS} searches from fresh directions)"
+        )
+
+    def saturating_length(self) -> float | None:
+        """Product ``|z| |y|`` at which ``G / |z|`` no longer changes; None if there is no step."""
+        d = self.session.width
+        y = self.rng.normal(size=(8, d))
+        y /= np.linalg.norm(y, axis=1, keepdims=True)
+        z = self.rng.normal(size=d)
+        z /= np.linalg.norm(z)
+        # Both grow alike: G(s z, y / s) = s G(z, y).
+        last: Floats | None = None
+        settled, seen, reached = 0, False, 1.0
+        for exponent in range(-6, 11):
+            side = 2.0**exponent
+            here = self.probe.direction(z * side, side)
+            points = self.probe.points(here, y * side)
+            try:
+                values = self.probe.values(here, points, self.probe.half(here)) / side
+            except NotFiniteError:
+                break
+            reached = side * side
+            floor = self.probe.floor(here, np.zeros(0), 3.0) / side
+            seen = seen or bool((np.abs(values) > 100 * floor).any())
+            if seen and last is not None:
+                changes = np.abs(values - last)
+                calm = int((changes < 0.01 * np.abs(values).max()).sum()) >= 6
+                settled = settled + 1 if calm else 0
+                if settled == 2:
+                    return reached / 16
+            last = values
+        return reached / 16 if seen else None
+
+    def without_steps(self) -> Estimate:
+        """No head has scores: nothing at all, or a plain average."""
+        d = self.session.width
+        none = Bilinear(np.zeros((0, d, d)), np.zeros((0, d)), np.zeros(0), np.zeros(0), 0.0)
+        return self.checked(signed_heads(self.probe, none, 1.0, self.rng), 1.0, "no scores seen")
+
+    def attempt(self, length: float, attempt: int) -> Estimate:
+        z, steps = self.one_direction(length)
+        size = typical_size(steps, z)
+        self.probe.purpose = Purpose.RETRIES if self.swept else Purpose.RECOVERY
+        self.swept = True
+        known = coarse_sweep(self.probe, z, steps, COARSE, self.rng)
+        if self.full:
+            known = fine_sweep(self.probe, known, size, FINE, self.rng)
+        found = signed_heads(self.probe, known, size, self.rng)
+        return self.checked(found, size, f"search {attempt + 1}" if attempt else "")
+
+    def one_direction(self, length: float) -> tuple[Floats, Steps]:
+        """The steps for one direction, in all coordinates of the last token."""
+        d = self.session.width
+        radius = float(2.0 ** np.round(np.log2(np.sqrt(length)) - 1))
+        z = self.rng.normal(size=d)
+        z = self.probe.direction(z * (length / radius / np.linalg.norm(z)), 4 * radius)
+        half = self.probe.half(z)
+        most = 0
+        for _ in range(CIRCLES):
+            self.probe.purpose = Purpose.RETRIES if self.scanned else Purpose.RECOVERY
+            self.scanned = True
+            circle = Circle(self.probe, z, half, *Circle.axes(d, self.rng), radius)
+            flat = circle.steps(STEPS)
+            if flat is not None:
+                fit = complete_directions(self.probe, circle, flat)
+                score = float(np.abs(circle.points @ fit.steps.directions.T).max())
+                if fit.worst <= EXPLAINED * self.probe.floor(z, fit.steps.heights, score):
+                    if fit.steps.count > self.limit:
+                        raise RecoveryRefusedError(
+                            Reason.MORE_HEADS,
+                            f"{fit.steps.count} steps are seen where {self.limit} are allowed.",
+                        )
+                    return z, fit.steps
+            most = max(most, circle.clustered)
+        kind = Reason.TOO_MANY_HEADS if most > STEPS else Reason.NO_CIRCLE
+        raise _Failure(kind, f"Up to {most} groups of steps were seen on a circle.")
+
+    def checked(self, found: SignedHeads, size: float, note: str) -> Estimate:
+        """State the precision, and ask fresh long sequences: they must agree within it."""
+        raw = AttentionHeads(found.W, found.v)
+        heads = raw.canonical()
+        order = [
+            next(
+                k
+                for k in range(raw.count)
+                if np.array_equal(heads.v[h], raw.v[k]) and np.array_equal(heads.W[h], raw.W[k])
+            )
+            for h in range(heads.count)
+        ]
+        W_bits = tuple(
+            _bits(found.W_errors[k], float(np.linalg.norm(raw.W[k])), self.noise) for k in order
+        )
+        v_bits = tuple(
+            _bits(found.v_errors[k], float(np.linalg.norm(raw.v[k])), self.noise) for k in order
+        )
+        if min((*W_bits, *v_bits), default=53.0) < LEAST_BITS:
+            raise _Failure(Reason.PRECISION, "Some head would have less than 4 bits.")
+        self.agree(heads, W_bits, v_bits)
+        precision = Precision(
+            W_bits,
+            v_bits,
+            BoundKind.CONDITIONAL,
+            "four times the standard errors of least squares, with the spread of its residuals",
+        )
+        if heads.count > self.limit:
+            raise RecoveryRefusedError(
+                Reason.MORE_HEADS, f"{heads.count} heads where {self.limit} are allowed."
+            )
+        notes = tuple(text for text in (found.note, note) if text)
+        name = "many heads in floats, two-token queries" + ("" if self.full else ", coarse")
+        return Estimate(heads, precision, name, notes)
+
+    def agree(
+        self, heads: AttentionHeads, W_bits: tuple[float, ...], v_bits: tuple[float, ...]
+    ) -> None:
+        """Fresh sequences: deviations within the noise and the precision stated for each head."""
+        d = self.session.width
+        norms = np.linalg.norm(heads.W, axis=(1, 2))
+        unit = float(np.sqrt(np.sqrt(d) / max(np.median(norms), 1e-300))) if heads.count else 1.0
+        for scale in (0.5, 1.0, 2.0):
+            for length in (1, 2, 5, 19):
+                tokens = self.rng.normal(size=(6, length, d)) / np.sqrt(d) * unit * scale
+                tokens = self.session.representable(tokens)
+                answers = self.session.ask(tokens, Purpose.FINAL_CHECK)
+                allowed = _ALLOWANCE * self.noise.bound(heads.size(tokens))
+                for h in range(heads.count):
+                    one = AttentionHeads(heads.W[h : h + 1], heads.v[h : h + 1])
+                    allowed = allowed + 2.0 ** -min(W_bits[h], v_bits[h]) * one.size(tokens)
+                with np.errstate(invalid="ignore"):
+                    wrong = np.abs(answers - heads.evaluate_many(tokens))
+                if not (wrong <= allowed).all():
+                    raise _Failure(
+                        Reason.CHECK_FAILED,
+                        f"A fresh sequence deviates by {float(np.max(wrong)):.2g}.",
+                    )
+
+
+def _bits(error: float, norm: float, noise: NoiseLevel) -> float:
+    """Relative precision in bits, two bits below the estimate and never beyond the noise."""
+    if norm == 0:
+        norm = 1.0
+    relative = max(float(error) / norm, noise.unit)
+    return float(-np.log2(relative) - _SAFETY_BITS) if np.isfinite(relative) else 0.0
