@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import NormKind
-from fiberscope.checkpoints.canonical.places import Places
+from fiberscope.checkpoints.canonical.places import Places, descending
 from fiberscope.checkpoints.canonical.readers import REFERENCE_SEED
 from fiberscope.checkpoints.canonical.workspace import ARITHMETIC, ROUNDINGS, Workspace
 from fiberscope.checkpoints.ledger.item import Item
@@ -34,6 +34,8 @@ Array = NDArray[np.float64]
 
 FRAME = "frame of the residual stream"
 CHUNK_ROWS = 1 << 13
+SIGN_ROWS = 1 << 12
+"""Rows of a tied table that decide the sign of a stream."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +70,8 @@ class Frame:
         """Vectors in the new coordinates, along the last axis."""
         moved = array if self.order is None else np.take(array, self.order, axis=-1)
         if self.signs is not None:
-            moved = moved * self.signs.astype(moved.dtype)
+            moved = array.copy() if moved is array else moved
+            self.negate(moved)
         for start, stop, matrix in self.blocks:
             if moved is array:
                 moved = array.copy()
@@ -77,6 +80,15 @@ class Frame:
             else:
                 moved[..., start:stop] = moved[..., start:stop] @ matrix.T
         return moved
+
+    def negate(self, moved: NDArray[Any]) -> None:
+        """Multiply reordered vectors by the signs, in place."""
+        if self.signs is None:
+            return
+        if (self.signs < 0).all():
+            np.negative(moved, out=moved)
+        else:
+            moved *= self.signs.astype(moved.dtype)
 
     def reorder(self, gains: Array) -> Array:
         """Gains in the new coordinates: they have no sign and are equal inside blocks."""
@@ -229,11 +241,24 @@ class _Rows:
             total += part[:, chosen]
         return total
 
+    def column_lengths(self) -> Array:
+        """Length of every column of the tied (or largest) table, less its mean, as stored."""
+        head = self.wiring.head
+        view = head.output if self.tied and head is not None else self.tables[0]
+        stored = view.window(self.work.stored(view.tensor))
+        rows = stored[looked_up(self.wiring, view)].astype(np.float64)
+        return np.asarray(rows.std(axis=0))
+
     def tied_sum(self) -> Array:
         """Signed sum of the rows of the tied table less their mean, reordered."""
         assert self.wiring.head is not None
-        part, _ = self._bucket(self.wiring.head.output, 1, 3)
-        return part[0][self.order]
+        view = self.wiring.head.output
+        stored = view.window(self.work.stored(view.tensor))[:SIGN_ROWS]
+        rows = stored[looked_up(self.wiring, view)[:SIGN_ROWS]].astype(np.float64)
+        seed = np.random.SeedSequence([REFERENCE_SEED, 17, len(rows)])
+        weights = np.random.Generator(np.random.PCG64(seed)).standard_normal(len(rows))
+        found: Array = (weights - weights.mean()) @ rows
+        return found[self.order]
 
     def _bucket(self, view: View, buckets: int, stream: int) -> tuple[Array, Array]:
         """Signed sums of the rows less their mean, and the mean."""
@@ -260,7 +285,8 @@ class _Rows:
             weight += part.reshape(-1, buckets).sum(axis=0)
         mean /= max(1.0, keep.sum())
         total -= weight[:, None] * mean
-        self.work.forget(view.tensor)
+        if view not in self.tables:
+            self.work.forget(view.tensor)
         return total, mean
 
     def first_signs(self, places: NDArray[np.int64]) -> Array:
@@ -304,18 +330,17 @@ def _by_columns(
     places: Places,
     where: str,
 ) -> NDArray[np.int64]:
-    """Inside runs of equal gains, sort coordinates by the length of the sums of their columns."""
+    """Inside runs of equal gains, sort coordinates by the length of their column of the table."""
     order = order.copy()
     ties: list[int] = []
     for start, stop in runs:
         if stop - start == 1:
             continue
-        keys = np.linalg.norm(rows.sums(64, 1, np.arange(start, stop)), axis=0)
-        falling = np.argsort(-keys, kind="stable")
-        order[start:stop] = order[start:stop][falling]
-        gaps = -np.diff(keys[falling])
-        near = gaps <= 1e3 * rows.spacing() * keys.max()
-        ties += [start + int(i) for i in np.flatnonzero(near)]
+        keys = rows.column_lengths()[order[start:stop]]
+        falling, near, settled = descending(keys, 16.0 * rows.spacing())
+        if not settled:
+            order[start:stop] = order[start:stop][falling]
+        ties += [start + place for place in near]
     places.add(FRAME, None, where, ties)
     return order
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+EQUAL = 2.0**-40
+"""Keys that differ by no more, relatively, count as equal: copies of one row, computed twice."""
 LISTED = 64
 """Units of one place that are listed; the count is always complete."""
 
@@ -62,7 +64,7 @@ def descending(
     tolerance: float,
     second: Callable[[], NDArray[np.float64]] | None = None,
 ) -> tuple[NDArray[np.int64], list[int], bool]:
-    """Order of units by falling key, exactly equal ones by a second key where there are any.
+    """Order of units by falling key, equal ones by a second key where there are any.
 
     Returns
     -------
@@ -73,10 +75,18 @@ def descending(
     settled : bool
         Whether the present order falls already, up to the tolerance.
     """
+    settled = True
     order = np.argsort(-keys, kind="stable")
     ordered = keys[order]
-    if second is not None and (ordered[:-1] == ordered[1:]).any():
-        order = np.lexsort((-second(), -keys))
+    apart = ordered[:-1] - ordered[1:] > EQUAL * np.abs(ordered[:-1])
+    if second is not None and not apart.all():
+        cluster = np.zeros(len(keys), dtype=np.int64)
+        cluster[order[1:]] = np.cumsum(apart)
+        other = second()
+        order = np.lexsort((-other, cluster))
+        rising = other[1:] - other[:-1] > tolerance * np.abs(other[:-1])
+        twins = cluster[1:] == cluster[:-1]
+        settled = not (rising & twins).any()
     near = ordered[:-1] - ordered[1:] <= tolerance * np.abs(ordered[:-1])
-    settled = bool((keys[1:] - keys[:-1] <= tolerance * np.abs(keys[:-1])).all())
+    settled &= bool((keys[1:] - keys[:-1] <= tolerance * np.abs(keys[:-1])).all())
     return order, [int(i) for i in np.flatnonzero(near)], settled

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.canonical.frame import IDENTITY, Frame
 from fiberscope.checkpoints.canonical.places import Places
-from fiberscope.checkpoints.canonical.workspace import Workspace, is_rounding
+from fiberscope.checkpoints.canonical.workspace import Workspace, is_rounding, without_mean
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free
 from fiberscope.checkpoints.ledger.rules.norms import gain_is_free
 from fiberscope.checkpoints.ledger.wiring import Point, Reader, Wiring
@@ -139,29 +139,39 @@ class Folded:
 
 def fold(reader: Reader, form: PointForm, work: Workspace) -> Folded:
     """Read a reader, its norm's gain and bias folded in."""
-    rows = work.read(reader.weight)
+    frame = form.frame
+    # Numbers that only move do so before they are widened: that is cheaper.
+    order = frame.order if frame.exact else None
+    rows = work.read(reader.weight, order)
     bias = None if reader.bias is None else work.read(reader.bias)
+    gain, norm_bias = form.gain, form.bias
+    if order is not None:
+        gain = None if gain is None else gain[order]
+        norm_bias = None if norm_bias is None else norm_bias[order]
     spacing = work.spacing(reader.weight, form.point.norm.gain)
     constant = bias
     small: Array | None = None
-    if form.bias is not None:
-        if form.bias.any():
-            brought = rows @ form.bias
+    if norm_bias is not None:
+        if norm_bias.any():
+            brought = rows @ norm_bias
             constant = brought if constant is None else constant + brought
-            small = 8.0 * spacing * np.linalg.norm(rows * form.bias, axis=-1)
+            if reader.bias is None:
+                small = 8.0 * spacing * np.linalg.norm(rows * norm_bias, axis=-1)
         elif constant is None:
             constant = np.zeros(rows.shape[:-1])
-    if form.gain is not None and (form.gain != 1).any():
-        rows *= form.gain
+    if gain is not None and (gain != 1).any():
+        rows *= gain
     changed = not form.settled
     if form.centred:
         means = rows.mean(axis=-1)
         carried = reader.bias is None and form.bias is not None
         if carried or changed or not is_rounding(means, rows, spacing):
-            rows -= means[..., None]
+            without_mean(rows, means, spacing)
             changed = changed or not carried
-    if not form.frame.identity:
-        rows = form.frame.apply(rows)
+    if frame.exact:
+        frame.negate(rows)
+    else:
+        rows = frame.apply(rows)
     return Folded(reader, form, rows, constant, changed, spacing, small)
 
 
@@ -172,7 +182,8 @@ def unfold(folded: Folded, work: Workspace) -> None:
     form, reader = folded.form, folded.reader
     rows, constant = folded.rows, folded.constant
     if form.centred:
-        rows = rows - rows.mean(axis=-1, keepdims=True)
+        # What is written must sum to zero to rounding, whatever has been multiplied since.
+        rows -= rows.mean(axis=-1, keepdims=True)
     gain = form.new_gain
     if gain is not None and (gain != 1).any():
         rows = np.divide(rows, gain, out=np.zeros_like(rows), where=gain != 0)

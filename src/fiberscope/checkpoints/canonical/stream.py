@@ -13,7 +13,12 @@ from fiberscope.checkpoints.architecture.program import Observable
 from fiberscope.checkpoints.canonical.frame import Frame, looked_up
 from fiberscope.checkpoints.canonical.places import Places
 from fiberscope.checkpoints.canonical.points import Folded, PointForm, Style
-from fiberscope.checkpoints.canonical.workspace import ROUNDINGS, Workspace, is_rounding
+from fiberscope.checkpoints.canonical.workspace import (
+    ROUNDINGS,
+    Workspace,
+    is_rounding,
+    without_mean,
+)
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free
 from fiberscope.checkpoints.ledger.rules.outputs import absorbing_table, written_blindly
 from fiberscope.checkpoints.ledger.wiring import Segment, Wiring
@@ -34,14 +39,17 @@ def read_writer(
     changed
         Whether they differ from what is stored by more than its rounding.
     """
-    vectors = np.ascontiguousarray(np.moveaxis(work.read(view), axis, -1))
+    vectors = work.read(view, frame.order if frame.exact else None, axis)
     changed = not frame.identity
     if segment.blind and style.centre:
         means = vectors.mean(axis=-1)
-        if changed or not is_rounding(means, vectors, work.spacing(view)):
-            vectors -= means[..., None]
+        spacing = work.spacing(view)
+        if changed or not is_rounding(means, vectors, spacing):
+            without_mean(vectors, means, spacing)
             changed = True
-    if not frame.identity:
+    if frame.exact:
+        frame.negate(vectors)
+    else:
         vectors = frame.apply(vectors)
     return vectors, changed
 

@@ -19,6 +19,9 @@ SMALL = 1 << 16
 """Entries up to which a tensor is kept once read: norms and biases are asked for repeatedly."""
 ROUNDINGS = 8.0
 """Deviations of up to this many standard deviations of storage rounding count as none."""
+SNAP = 2.0
+"""A vector shorter than this many spacings of what it was computed from is zero: seven deviations
+of their rounding."""
 ARITHMETIC = 2.0**-44
 """Spacing that our own float64 arithmetic is taken to have: a thousand roundings of float64."""
 
@@ -67,9 +70,23 @@ class Workspace:
             self._held[name] = array
         return self._held[name]
 
-    def read(self, view: View) -> Array:
-        """A role as stored, in a new contiguous float64 array, offset included."""
+    def read(self, view: View, order: NDArray[np.int64] | None = None, last: int = -1) -> Array:
+        """A role as stored, in a new contiguous float64 array, offset included.
+
+        Parameters
+        ----------
+        view
+            The role.
+        order
+            Positions of the last axis in the order wanted.
+        last
+            Axis that becomes the last one.
+        """
         window = view.window(self.stored(view.tensor))
+        if last != -1:
+            window = np.moveaxis(window, last, -1)
+        if order is not None:
+            window = _reordered(window, order)
         values = np.array(window, dtype=np.float64, order="C")
         if view.offset:
             values += view.offset
@@ -80,7 +97,10 @@ class Workspace:
         name = view.tensor
         current = self.current(name)
         if name not in self._written or current.dtype != np.float64:
-            self._written[name] = current.astype(np.float64)
+            if view.size == current.size:
+                self._written[name] = np.empty(current.shape)
+            else:
+                self._written[name] = current.astype(np.float64)
         view.write(self._written, values)
         self.moved.add(name)
 
@@ -106,10 +126,31 @@ class Workspace:
             del self._held[name]
 
 
+def _reordered(window: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
+    """Reorder the last axis, along the storage where it is transposed."""
+    if window.ndim == 2 and window.T.flags.c_contiguous:
+        return np.take(window.T, order, axis=0).T
+    return np.take(window, order, axis=-1)
+
+
 def _is_finite(array: NDArray[Any]) -> bool:
     flat = array.reshape(-1)
     step = 1 << 22
     return all(np.isfinite(flat[start : start + step]).all() for start in range(0, flat.size, step))
+
+
+def without_mean(vectors: Array, means: Array, spacing: float) -> None:
+    """Subtract means along the last axis, in place; what is left of rounding only becomes zero.
+
+    A vector that was zero before something was added along the ones vector would otherwise keep the
+    rounding of the sum, and look alive.
+    """
+    vectors -= means[..., None]
+    left = np.einsum("...i,...i->...", vectors, vectors)
+    before = left + vectors.shape[-1] * means**2
+    noise = left <= (SNAP * spacing) ** 2 * before
+    if noise.any():
+        vectors[noise] = 0.0
 
 
 def is_rounding(
