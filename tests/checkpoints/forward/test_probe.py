@@ -7,7 +7,13 @@ import pytest
 
 from fiberscope.checkpoints.architecture.program import Observable
 from fiberscope.checkpoints.architecture.registry import architecture
-from fiberscope.checkpoints.forward import output_width, outputs, probe_inputs, readable_tokens
+from fiberscope.checkpoints.forward import (
+    Probe,
+    output_width,
+    outputs,
+    probe_inputs,
+    readable_tokens,
+)
 from fiberscope.errors import InputError
 from tests.checkpoints.architecture import toy_configurations as toys
 from tests.checkpoints.architecture.toy_configurations import TOYS, toy_name
@@ -97,3 +103,25 @@ def test_impossible_numbers_are_refused(sequences, length, rows):
     gpt2 = laid_out_as(toys.GPT2, "GPT2LMHeadModel")
     with pytest.raises(InputError, match="use "):
         probe_inputs(gpt2, 0, sequences, length, vocabulary_rows=rows)
+
+
+def test_no_types_are_types_zero():
+    bert = laid_out_as(toys.BERT, "BertModel")
+    weights = draw(bert)
+    probe = probe_inputs(bert, 0, 2, 4)
+    zero = Probe(probe.tokens, np.zeros((2, 4), dtype=np.int64))
+    found = [
+        outputs(bert, lambda view: view.read(weights), each, Observable.HIDDEN)
+        for each in (zero, Probe(probe.tokens), probe)
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("tokens", [[[0, 11]], [[-1, 0]], [[0, 1, 2, 3, 4, 5]]])
+def test_inputs_that_a_table_has_no_row_for_are_refused(tokens):
+    gpt2 = laid_out_as(toys.GPT2, "GPT2Model")
+    weights = draw(gpt2)
+    probe = Probe({"residual stream": np.array(tokens)})
+    with pytest.raises(InputError, match="has no row for index"):
+        outputs(gpt2, lambda view: view.read(weights), probe, Observable.HIDDEN)

@@ -55,9 +55,9 @@ def attend(
     places = memory.shape[1]
     G, m, r = attention.groups, attention.heads_per_group, attention.key_width
     s = attention.value_width
-    query = _projected(roles, attention.query, attention.query_bias, G * m * r, x)
-    key = _projected(roles, attention.key, attention.key_bias, G * r, memory)
-    value = _projected(roles, attention.value, attention.value_bias, G * s, memory)
+    query = roles.product(x, attention.query) + roles.bias(attention.query_bias)
+    key = roles.product(memory, attention.key) + roles.bias(attention.key_bias)
+    value = roles.product(memory, attention.value) + roles.bias(attention.value_bias)
     query = query.reshape(sequences, positions, G, m, r)
     key = key.reshape(sequences, places, G, r)
     value = value.reshape(sequences, places, G, s)
@@ -78,9 +78,9 @@ def attend(
     scores /= scores.sum(-1, keepdims=True)
     mixed = scores.reshape(sequences, G, m * positions, places) @ value.transpose(0, 2, 1, 3)
     mixed = mixed.reshape(sequences, G, m, positions, s).transpose(0, 3, 1, 2, 4)
-    written = mixed.reshape(-1, G * m * s) @ roles.matrix(attention.output, G * m * s)
-    written += roles.bias(attention.output_bias)
-    return written.reshape(x.shape)
+    mixed = mixed.reshape(sequences, positions, G * m * s)
+    written = roles.product(mixed, attention.output, inputs_first=True)
+    return written + roles.bias(attention.output_bias)
 
 
 def turned(x: Array, rotary: Rotary) -> Array:
@@ -96,13 +96,6 @@ def turned(x: Array, rotary: Rotary) -> Array:
     result[..., planes[:, 0]] = first * cosine - second * sine
     result[..., planes[:, 1]] = second * cosine + first * sine
     return result
-
-
-def _projected(
-    roles: Roles, weight: View, bias: View | None, outputs: int, x: Array
-) -> NDArray[np.float64]:
-    flat = x.reshape(-1, x.shape[-1])
-    return np.asarray(flat @ roles.matrix(weight, outputs).T + roles.bias(bias))
 
 
 def _visible(positions: int, places: int, window: int | None) -> NDArray[np.bool_]:

@@ -48,7 +48,7 @@ def outputs(
     Raises
     ------
     InputError
-        If logits are asked of a class without a head.
+        If logits are asked of a class without a head, or a table lacks a row that the probe reads.
     """
     width = output_width(architecture, probe, observable)
     roles = Roles(read)
@@ -128,10 +128,8 @@ class _Evaluation:
             x = stream.embedding.token_scale * self.looked_up(tables[Lookup.TOKEN], tokens)
             self.keep_output_rows(tables[Lookup.TOKEN])
         else:
-            flat = self.probe.vectors.reshape(-1, self.probe.vectors.shape[-1])
             (projection,) = tables[Lookup.INPUT]
-            x = flat @ self.roles.matrix(projection.rows, flat.shape[1])
-            x = x.reshape(*self.probe.vectors.shape[:2], stream.width)
+            x = self.roles.product(self.probe.vectors, projection.rows, inputs_first=True)
             for table in tables[Lookup.EVERY_INPUT]:
                 x = x + self.roles.vector(table.rows)
             for table in tables[Lookup.FIRST]:
@@ -139,17 +137,27 @@ class _Evaluation:
                 x = np.concatenate([first, x], axis=1)
         if tables[Lookup.POSITION]:
             x = x + self.looked_up(tables[Lookup.POSITION], np.arange(x.shape[1]))
-        if tables[Lookup.TYPE] and self.probe.types is not None:
-            x = x + self.looked_up(tables[Lookup.TYPE], self.probe.types)
+        if tables[Lookup.TYPE]:
+            types = self.probe.types
+            if types is None:
+                types = np.zeros(x.shape[:2], dtype=np.int64)
+            x = x + self.looked_up(tables[Lookup.TYPE], types)
         self.roles.forget()
         return x
 
     def looked_up(self, tables: list[Table], indices: NDArray[np.int64]) -> Array:
         """Rows of the table that holds each index."""
-        found = np.full((*indices.shape, tables[0].rows.shape[1]), np.nan)
+        found = np.zeros((*indices.shape, tables[0].rows.shape[1]))
+        missing = np.ones(indices.shape, dtype=bool)
         for table in tables:
             held = (indices >= table.first) & (indices < table.first + table.rows.shape[0])
             found[held] = self.roles.rows(table.rows, indices[held] - table.first)
+            missing &= ~held
+        if missing.any():
+            raise InputError(
+                f"{tables[0].label} of {self.architecture.name} has no row for index "
+                f"{indices[missing][0]}; use inputs that probe_inputs draws for it"
+            )
         return found
 
     def keep_output_rows(self, tables: list[Table]) -> None:
@@ -161,22 +169,18 @@ class _Evaluation:
 
     def mlp(self, mlp: Mlp, x: Array) -> Array:
         """What a multilayer perceptron adds."""
-        flat = x.reshape(-1, x.shape[-1])
         act = ACTIVATIONS[mlp.activation_name]
-        inner = flat @ self.roles.matrix(mlp.up, mlp.neurons).T + self.roles.bias(mlp.up_bias)
+        inner = self.roles.product(x, mlp.up) + self.roles.bias(mlp.up_bias)
         if mlp.gate is None:
             inner = act(inner)
         else:
-            gate = flat @ self.roles.matrix(mlp.gate, mlp.neurons).T
-            inner *= act(gate + self.roles.bias(mlp.gate_bias))
-        written = inner @ self.roles.matrix(mlp.down, x.shape[-1]).T
-        written += self.roles.bias(mlp.down_bias)
-        return np.asarray(written).reshape(x.shape)
+            inner *= act(self.roles.product(x, mlp.gate) + self.roles.bias(mlp.gate_bias))
+        return self.roles.product(inner, mlp.down) + self.roles.bias(mlp.down_bias)
 
     def dense(self, dense: Dense, x: Array) -> Array:
         """A dense layer of the head."""
-        inner = x @ self.roles.matrix(dense.weight, dense.weight.shape[0]).T
-        return ACTIVATIONS[dense.activation_name](inner + self.roles.bias(dense.bias))
+        inner = self.roles.product(x, dense.weight) + self.roles.bias(dense.bias)
+        return ACTIVATIONS[dense.activation_name](inner)
 
     def logits(self, x: Array) -> Array:
         """The head's outputs, of shape (positions of all sequences, outputs)."""
@@ -196,8 +200,4 @@ class _Evaluation:
             if head.output_bias is not None:
                 logits = logits + self.roles.rows(head.output_bias, self.probe.rows)
             return logits
-        logits = np.empty((len(x), head.output.shape[0]))
-        for part, rows in self.roles.chunks(head.output):
-            logits[:, part] = x @ rows.T
-        logits += self.roles.bias(head.output_bias)
-        return logits
+        return self.roles.product(x, head.output) + self.roles.bias(head.output_bias)

@@ -21,7 +21,7 @@ class Probe:
     tokens
         Stream label -> token ids, int64 of shape (sequences, length); empty for vector inputs.
     types
-        Token types, int64 of shape (sequences, length), for streams that have them.
+        Token types, int64 of shape (sequences, length), for streams that have them; None means 0.
     vectors
         Vector inputs (flattened patches, row by row), float64 of shape (sequences, patches,
         input dimension); None for token inputs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ The evaluation asks for whole stored tensors and widens their numbers itself: a 
 float64 or anything narrower.
 """
 
-CHUNK = 1 << 22
-"""Entries of a table that are widened at a time (32 MB)."""
+CHUNK = 1 << 19
+"""Entries of a matrix that are widened at a time (4 MB: they stay in the cache)."""
 
 
 def stored_numbers(source: WeightSource, stored: Mapping[str, str]) -> Read:
@@ -66,24 +66,50 @@ class Roles:
         """The role flattened, 0.0 where there is none."""
         return 0.0 if view is None else self.vector(view).reshape(-1)
 
-    def matrix(self, view: View, rows: int) -> NDArray[np.float64]:
-        """The role as a matrix of the given number of rows."""
-        # Reshaped first and widened in its own layout: BLAS takes either order of a matrix.
-        flat = self.window(view).reshape(rows, -1)
-        return flat.astype(np.float64, copy=False) + view.offset if view.offset else _widen(flat)
+    def product(
+        self, x: NDArray[np.float64], view: View, *, inputs_first: bool = False
+    ) -> NDArray[np.float64]:
+        """Apply a role's matrix to the last axis of x.
+
+        The role is flattened to ``(outputs, inputs)``, or to ``(inputs, outputs)`` with
+        ``inputs_first``; x of shape (..., inputs) gives (..., outputs).
+        """
+        window, inputs = self.window(view), x.shape[-1]
+        matrix = window.reshape(inputs, -1) if inputs_first else window.reshape(-1, inputs).T
+        flat = x.reshape(-1, inputs)
+        result = _product(flat, matrix)
+        if view.offset:
+            result += view.offset * flat.sum(-1, keepdims=True)
+        return result.reshape(*x.shape[:-1], matrix.shape[1])
 
     def rows(self, view: View, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
         """Chosen rows of a table, the others never widened."""
         return self.window(view)[chosen].astype(np.float64) + view.offset
 
-    def chunks(self, view: View) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-        """All rows of a table, some at a time."""
-        table = self.window(view)
-        step = max(1, CHUNK // max(1, table.shape[1]))
-        for start in range(0, table.shape[0], step):
-            part = slice(start, min(start + step, table.shape[0]))
-            yield part, _widen(table[part]) + view.offset if view.offset else _widen(table[part])
 
+def _product(x: NDArray[np.float64], matrix: NDArray[Any]) -> NDArray[np.float64]:
+    """``x @ matrix``, the matrix widened a few rows or columns at a time.
 
-def _widen(array: NDArray[Any]) -> NDArray[np.float64]:
-    return array.astype(np.float64, copy=False)
+    Few rows of x meet large matrices: writing a float64 copy takes longer than the product.
+    """
+    if matrix.dtype == np.float64:
+        return np.asarray(x @ matrix)
+    inputs, outputs = matrix.shape
+    result = np.zeros((x.shape[0], outputs))
+    # Along the slow axis of the storage.
+    if matrix.strides[0] >= matrix.strides[1]:
+        step = max(1, CHUNK // max(1, outputs))
+        buffer = np.empty((min(step, inputs), outputs))
+        for start in range(0, inputs, step):
+            part = matrix[start : start + step]
+            buffer[: len(part)] = part
+            result += x[:, start : start + step] @ buffer[: len(part)]
+        return result
+    columns = matrix.T
+    step = max(1, CHUNK // max(1, inputs))
+    buffer = np.empty((min(step, outputs), inputs))
+    for start in range(0, outputs, step):
+        part = columns[start : start + step]
+        buffer[: len(part)] = part
+        result[:, start : start + step] = x @ buffer[: len(part)].T
+    return result
