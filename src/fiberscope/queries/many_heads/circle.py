@@ -6,6 +6,8 @@ are large there, so that steps are narrow and far from each other.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +23,8 @@ STEPS = 24
 """Most steps of one circle."""
 _RESOLVED = 0.06
 """Intervals over which the value changes by more than this share are halved."""
+_NEAR = 60.0
+_STEEPNESSES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.12, 1.3, 1.6, 2.0, 3.0, 6.0)
 _ACCEPTED = 0.2
 """Residuals up to this share of the bound on errors of values are explained."""
 
@@ -181,24 +185,36 @@ class Circle:
         at = self.plane[int(np.argmax(np.abs(curve)))]
         lengths = np.linalg.norm(steps.directions, axis=1)
         near = int(np.argmin(np.abs(steps.directions @ at) / lengths))
-        direction, height = steps.directions[near], float(steps.heights[near])
-        turned = np.array([-direction[1], direction[0]]) / lengths[near] / self.radius
-        for share in (0.5, -0.5, 1.5):
-            for steep, flat in ((1.5, 0.6), (0.6, 2.0), (4.0, 0.8), (0.8, 6.0)):
-                starts.append(
-                    steps.without(near)
-                    .with_step(direction * steep, height * share)
-                    .with_step(direction * flat, height * (1 - share))
-                )
-            for shift in (1.0, -1.0):
-                moved = turned * shift
-                starts.append(
-                    steps.without(near)
-                    .with_step(direction + moved, height * share)
-                    .with_step(direction - moved, height * (1 - share))
-                )
+        starts += self.split(steps, near)
         fits = [self.fit(start) for start in starts]
         return min(fits, key=lambda one: one.worst) if fits else None
+
+    def split(self, steps: Steps, which: int) -> list[Steps]:
+        """Two steps of different steepness at the crossing of one: proportional heads look so.
+
+        For every pair of steepnesses on a grid the heights solve a linear problem; the best pairs.
+        """
+        rest = steps.without(which)
+        direction = steps.directions[which]
+        scores = self.plane @ direction
+        close = np.abs(scores) < _NEAR
+        if close.sum() < 8:
+            return []
+        values = (self.values - rest(self.plane))[close]
+        columns = 0.5 * np.tanh(0.5 * np.outer(scores[close], _STEEPNESSES))
+        found = []
+        for i, j in itertools.combinations(range(len(_STEEPNESSES)), 2):
+            design = np.stack([columns[:, i], columns[:, j], np.ones(len(values))], axis=1)
+            heights, *_ = np.linalg.lstsq(design, values, rcond=None)
+            left = values - design @ heights
+            found.append((float(left @ left), i, j, heights))
+        found.sort(key=lambda one: one[0])
+        return [
+            rest.with_step(direction * _STEEPNESSES[i], float(heights[0])).with_step(
+                direction * _STEEPNESSES[j], float(heights[1])
+            )
+            for _, i, j, heights in found[:3]
+        ]
 
     def pruned(self, fit: Fit) -> Fit | None:
         """Refuse a fit with steps that its own errors do not tell from nothing."""

@@ -11,6 +11,9 @@ from fiberscope.queries.many_heads.steps import Fit, Steps, fit_steps
 
 Floats = NDArray[np.float64]
 
+_SHARED = 0.5
+"""Crossings between which scores change by less than this are one."""
+
 
 def complete_directions(probe: PairProbe, circle: Circle, fit: Fit) -> Fit:
     """``m_h`` in all ``d`` coordinates: moves off the circle at the crossing of every step.
@@ -35,7 +38,12 @@ def complete_directions(probe: PairProbe, circle: Circle, fit: Fit) -> Fit:
     lengths = np.linalg.norm(flat.directions, axis=1)
     crossings = np.stack([flat.directions[:, 1], -flat.directions[:, 0]], axis=1)
     crossings = (crossings * (circle.radius / lengths[:, None])) @ frame.T
-    reach = np.full((flat.count, len(others)), 2.0) / np.linalg.norm(inside, axis=1)[:, None]
+    groups = _groups(flat, circle.radius)
+    alone = np.array([len(group) == 1 for group in groups])
+    # Steps that share a crossing are parallel, or nearly: they answer to a small move together.
+    together = np.array([flat.heights[group] @ lengths[group] for group in groups])
+    wide = np.where(alone, 2.0, 0.5)
+    reach = np.repeat((wide / np.linalg.norm(inside, axis=1))[:, None], len(others), axis=1)
     slopes = np.zeros((flat.count, len(others)))
     points, values = [circle.points], [circle.values]
     pending = np.ones(slopes.shape, dtype=bool)
@@ -49,13 +57,26 @@ def complete_directions(probe: PairProbe, circle: Circle, fit: Fit) -> Fit:
         answers = probe.values(z, np.concatenate([plus, minus]), half)
         points.append(np.concatenate([plus, minus]))
         values.append(answers)
-        rise = (answers[: len(heads)] - answers[len(heads) :]) / flat.heights[heads]
-        score = 2 * np.arctanh(np.clip(rise, -0.98, 0.98))
+        change = answers[: len(heads)] - answers[len(heads) :]
+        rise = change / flat.heights[heads]
+        single = 2 * np.arctanh(np.clip(rise, -0.98, 0.98))
+        joint = 2 * change * lengths[heads] / together[heads]
+        score = np.where(alone[heads], single, joint)
         slopes[heads, axes] = score / reach[heads, axes]
         pending = np.zeros(slopes.shape, dtype=bool)
-        pending[heads, axes] = np.abs(rise) > 0.95
+        far = np.where(alone[heads], np.abs(rise) > 0.95, np.abs(joint) > 1.0)
+        pending[heads, axes] = far
         reach = np.where(pending, reach / 5, reach)
     start = Steps(inside + slopes @ others, flat.heights, flat.constant)
     everything, answers = np.concatenate(points), np.concatenate(values)
-    score = float(np.abs(everything @ start.directions.T).max())
-    return fit_steps(everything, answers, start, probe.floor(z, start.heights, score))
+    largest = float(np.abs(everything @ start.directions.T).max())
+    return fit_steps(everything, answers, start, probe.floor(z, start.heights, largest))
+
+
+def _groups(flat: Steps, radius: float) -> list[list[int]]:
+    """For every step, the steps whose crossings it does not tell from its own."""
+    lengths = np.linalg.norm(flat.directions, axis=1)
+    unit = flat.directions / lengths[:, None]
+    sines = np.abs(unit[:, :1] * unit[:, 1][None] - unit[:, 1:] * unit[:, 0][None])
+    scores = sines * np.minimum(lengths[:, None], lengths[None])
+    return [np.flatnonzero(row * radius < _SHARED).tolist() for row in scores]

@@ -1,10 +1,10 @@
 r"""Heads from steps: which sign every head has, mirrored pairs, and the head without scores.
 
-Two-token queries leave ``(W_h, w_h)`` open up to a common sign: a head ``(W, v)`` shows ``w = v``, its
-mirror image ``(-W, v)`` shows ``w = -v``, both together show the difference, and a head ``W = 0``
-shows nothing. All their values add up to ``u``. Where the signs alone explain ``u`` they are
-determined; otherwise ``k`` copies of ``y + z`` before ``y`` tell the sums ``a_h = v_h + v_-h``: with
-``L = log k``, ``s_h = z^T W_h y`` and the known parts taken away,
+Two-token queries leave ``(W_h, w_h)`` open up to a common sign: a head ``(W, v)`` shows ``w = v``,
+its mirror image ``(-W, v)`` shows ``w = -v``, both together show the difference, and a head with
+``W = 0`` shows nothing. All their values add up to ``u``. Where the signs alone explain ``u`` they
+are determined; otherwise ``k`` copies of ``y + z`` before ``y`` tell the sums ``a_h = v_h + v_-h``.
+With ``L = log k``, ``s_h = z^T W_h y`` and the known parts taken away,
 
     sum_h (a_h^T z) ((sigma(L + s_h) + sigma(L - s_h)) / 2 - k / (1 + k)).
 """

@@ -6,8 +6,8 @@ For tokens ``y + z`` and ``y`` the answer splits into a known linear part and a 
     G(z, y) = 1/2 sum_h (w_h^T z) tanh(z^T W_h y / 2).
 
 For a fixed ``z`` this is a sum of steps with directions ``m_h = W_h^T z`` and heights
-``rho_h = w_h^T z``. A head ``W`` with values ``v`` and its mirror image ``-W`` with values ``-v`` show
-the same step, and a head with ``W = 0`` shows none; see :mod:`.mirrors`.
+``rho_h = w_h^T z``. A head ``W`` with values ``v`` and its mirror image ``-W`` with values
+``-v`` show the same step, and a head with ``W = 0`` shows none; see :mod:`.mirrors`.
 """
 
 from __future__ import annotations

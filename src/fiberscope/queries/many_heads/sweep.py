@@ -67,7 +67,7 @@ def design_points(steps: Steps, each: float, rng: np.random.Generator) -> Floats
     rng
         Draws orthonormal directions.
     """
-    count, d = steps.directions.shape
+    d = steps.directions.shape[1]
     total = int(np.ceil(each * d)) + 2
     points = []
     for direction in steps.directions:
