@@ -81,7 +81,8 @@ def test_a_seemingly_clear_gap_is_checked(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_lower_bound_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--depth", "1", "--width", "2", "--rank", "2", "--heads", "2", "--unnormalized"]
+    arguments = ["--widths", "2,4,2", "--ranks", "1,3", "--heads", "2,1", "--unnormalized"]
+    arguments += ["--tokens", "2"]
     code, out, _ = run(capsys, *arguments, "--certify")
     assert code == 0 and "at least" in out and "(bounded)" in out
     code, out, _ = run(capsys, *arguments, "--certify", "--json")

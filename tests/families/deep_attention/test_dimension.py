@@ -190,6 +190,49 @@ def test_several_heads(wiring: dict[str, Any], expected: int) -> None:
     assert minor.lower_bound == expected
 
 
+@pytest.mark.parametrize(
+    ("wiring", "expected"),
+    [
+        # A tensor A_h x V_h per head; heads of full rank mix by all of GL(heads).
+        ({"widths": [3, 3], "ranks": 3, "heads": 2}, 2 * (9 + 9) - 4),
+        ({"widths": [4, 4], "ranks": 4, "heads": 3}, 3 * (16 + 16) - 9),
+        # Rank below width: (d - r)^2 conditions a head on the mixtures.
+        ({"widths": [3, 4], "ranks": 2, "heads": 3}, 3 * (8 + 12) - 3 * 2),
+        ({"widths": [4, 4], "ranks": 3, "heads": 4}, 4 * (15 + 16) - 4 * 3),
+        ({"widths": [4, 4], "ranks": 2, "heads": 4}, 4 * (12 + 16) - 4),
+        # One output: antisymmetric changes too, d for every pair of heads.
+        ({"widths": [3, 1], "ranks": 3, "heads": 2}, 2 * (9 + 3) - 4 - 3),
+        ({"widths": [4, 1], "ranks": 3, "heads": 3}, 3 * (15 + 4) - (9 + 12 - 3)),
+        # No more than all tensors: d' d^2 (d + 1) / 2 entries.
+        ({"widths": [2, 2], "ranks": 1, "heads": 4}, 12),
+        ({"widths": [2, 4], "ranks": 2, "heads": 3}, 24),
+        ({"widths": [3, 1], "ranks": 2, "heads": 4}, 18),
+        # Fixed values show the sum of the scores; so does scaling one layer against the next.
+        ({"widths": [3, 3], "ranks": 1, "heads": 2, "trainable_values": False}, 8),
+        ({"widths": [3, 3, 3], "ranks": 1, "trainable_values": False}, 5 + 5 - 1),
+        # Behind a rank-one head only symmetric parts count, and mix freely.
+        ({"widths": [3, 3, 4], "ranks": [1, 2], "heads": [1, 2], "tokens": 2}, 36),
+        # A single token and a single direction.
+        ({"widths": [2, 2], "ranks": 2, "tokens": 1}, 3 + 4 - 1),
+        ({"widths": [1, 3, 3], "ranks": [1, 2], "heads": [2, 2]}, 3),
+    ],
+)
+def test_several_unnormalized_heads(wiring: dict[str, Any], expected: int) -> None:
+    # Certified from both sides: the lower bound knows nothing of these counts.
+    assert certified(**{"tokens": 3, **wiring}, normalizers=None) == expected
+
+
+def test_mixed_heads_keep_the_function() -> None:
+    family = DeepAttention.build(widths=[3, 4], ranks=2, heads=3, tokens=3, normalizers=None)
+    rng = np.random.default_rng(0)
+    parameters = family.generic(rng)
+    directions = family.kernel(parameters)["mixing"]
+    assert directions.shape[0] > 3
+    jacobian = np.asarray(family.jacobian(parameters, family.design(4, rng)))
+    scale = np.abs(jacobian).max() * np.abs(directions).max()
+    assert np.abs(jacobian @ directions.T).max() < 1e-12 * scale
+
+
 def test_jets_of_several_heads_grow_their_degree() -> None:
     architecture = deep_attention_architecture(widths=[1, 1], ranks=1, tokens=3, heads=2)
     found = certified_dimension(architecture, route="jets")

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.families.deep_attention.architecture import Architecture
+from fiberscope.families.deep_attention.mixing import independent, mixing_directions
 from fiberscope.numbers.fields import Field
 
-KINDS = ("factor", "interface", "unreached", "unseen", "scale", "skew")
+KINDS = ("factor", "interface", "unreached", "unseen", "scale", "skew", "mixing")
 """Kinds of exact kernel directions, as reports name them."""
 
 
@@ -53,10 +54,14 @@ def kernel_tangents(
     - *unreached*: for ``y`` orthogonal to everything layer ``i`` can receive, ``dQ_i`` and
       ``dK_i`` in ``y x anything`` and ``dV_i`` in ``anything x y^T``;
     - *unseen*: for ``v`` that no later layer reads, ``dV_i`` in ``v x anything``;
-    - *scale*: ``dQ = Q, dV = -V`` in every head of an unnormalized network; ``dV_i = V_i`` in all
-      heads before a LayerNorm without residual;
-    - *skew* (unnormalized, unmasked, after a single head of rank one): all tokens are multiples of
-      one vector there, so a later score is seen through its symmetric part on what it can receive.
+    - *scale*: ``dQ = Q, dV = -V`` in every head of an unnormalized network, with values fixed
+      ``dQ_i = Q_i, dQ_{i+1} = -3 Q_{i+1}`` in all heads (no residual); ``dV_i = V_i`` in all heads
+      before a LayerNorm without residual;
+    - *skew* (unnormalized, for a single token, or unmasked after a single head of rank one): all
+      tokens are multiples of one vector there, so a later score is seen through its symmetric part
+      on what it can receive;
+    - *mixing* (unnormalized, several heads):
+      :func:`~fiberscope.families.deep_attention.mixing.mixing_directions`.
 
     Each is a tangent of an exact symmetry, so it lies in the kernel at every point.
     """
@@ -94,6 +99,10 @@ def kernel_tangents(
                 }
                 collected["scale"].append(row(parts))
     generic = True
+    if _fixed_scales(architecture):
+        for layer in range(1, depth):
+            q, after = parameters[f"Q{layer}"], parameters[f"Q{layer + 1}"]
+            collected["scale"].append(row({f"Q{layer}": q, f"Q{layer + 1}": -3 * after}))
     if architecture.trainable_values:
         for layer in range(1, depth if not architecture.residual else 1):
             width = architecture.widths[layer]
@@ -137,9 +146,35 @@ def kernel_tangents(
                     f"K{layer}": single(f"K{layer}", head, column[half:].reshape(shape)),
                 }
                 collected["skew"].append(row(parts))
+    if not architecture.normalized and not architecture.layer_norm:
+        reaches = reach_bases(architecture, parameters, field)
+        reads = read_rows(architecture, parameters, field)
+        collinear = _after_collinear(architecture)
+        for layer in range(1, depth + 1):
+            if architecture.heads[layer - 1] > 1:
+                directions = mixing_directions(
+                    architecture,
+                    layer,
+                    parameters,
+                    reaches[layer],
+                    reads[layer],
+                    field,
+                    collinear=layer in collinear,
+                )
+                collected["mixing"] += [row(parts) for parts in directions]
     empty = np.zeros((0, space.size), dtype=dtype)
     kinds = {kind: np.stack(rows) if rows else empty for kind, rows in collected.items()}
     return KernelTangents(kinds, generic)
+
+
+def _fixed_scales(architecture: Architecture) -> bool:
+    """Whether scaling a layer's tokens can be undone by the next layer's scores alone."""
+    return not (
+        architecture.normalized
+        or architecture.trainable_values
+        or architecture.residual
+        or architecture.layer_norm
+    )
 
 
 def reached_width(architecture: Architecture, layer: int) -> int:
@@ -147,7 +182,10 @@ def reached_width(architecture: Architecture, layer: int) -> int:
     width = architecture.widths[0]
     for i in range(1, layer + 1):
         if not architecture.residual:
-            width = min(architecture.widths[i], architecture.heads[i - 1] * width)
+            heads = architecture.heads[i - 1]
+            if not architecture.normalized and width == 1:
+                heads = 1
+            width = min(architecture.widths[i], heads * width)
         if architecture.layer_norm:
             width = min(width, architecture.widths[i] - 1)
     return width
@@ -210,17 +248,32 @@ def reach_bases(
     result = {1: reach}
     for layer in range(1, architecture.depth):
         width = architecture.widths[layer]
-        if architecture.residual:
+        if architecture.residual or not architecture.trainable_values:
             reach = _identity(width, dtype)
         else:
             value = parameters[f"V{layer}"]
-            reach = np.concatenate([field.reduce(part @ reach) for part in value], axis=1)
+            if not architecture.normalized and reached_width(architecture, layer - 1) == 1:
+                reach = _one_direction(parameters, layer, independent(reach, field), field)
+            else:
+                reach = np.concatenate([field.reduce(part @ reach) for part in value], axis=1)
         if architecture.layer_norm:
             # A LayerNorm keeps the span of its centred inputs; times the width, without fractions.
             ones = np.ones((width, width), dtype=np.int64)
             reach = field.reduce((width * _identity(width, dtype) - ones) @ reach)
         result[layer + 1] = reach
     return result
+
+
+def _one_direction(
+    parameters: Mapping[str, NDArray[Any]], layer: int, reach: NDArray[Any], field: Field
+) -> NDArray[Any]:
+    """Where an unnormalized layer sends multiples of one vector: its heads add up there."""
+    q, k, v = (parameters[f"{kind}{layer}"] for kind in "QKV")
+    total = 0 * field.reduce(v[0] @ reach)
+    for head in range(q.shape[0]):
+        score = field.reduce(field.reduce(reach.T @ q[head]) @ field.reduce(reach.T @ k[head]).T)
+        total = field.reduce(total + field.reduce(v[head] @ reach) @ score)
+    return total
 
 
 def unreached_bases(
@@ -242,9 +295,11 @@ def unreached_bases(
 
 def _after_collinear(architecture: Architecture) -> list[int]:
     """Layers of an unnormalized network whose tokens are all multiples of one vector."""
-    if architecture.normalized or architecture.causal or not architecture.trainable_values:
+    if architecture.normalized or architecture.layer_norm:
         return []
-    if architecture.residual or architecture.layer_norm:
+    if architecture.tokens == 1:
+        return list(range(1, architecture.depth + 1))
+    if architecture.causal or architecture.residual:
         return []
     pairs = zip(architecture.ranks, architecture.heads, strict=True)
     first = next((i for i, pair in enumerate(pairs, start=1) if pair == (1, 1)), None)
@@ -286,23 +341,38 @@ def unseen_bases(
         return {i: e.sum(axis=1, keepdims=True) for i, e in ones.items()}, True
     if architecture.residual:
         return {}, True
-    # Rows of `reads` are the functionals through which the rest of the network sees a token.
-    reads = _identity(architecture.widths[depth], dtype)
     generic = True
     result: dict[int, NDArray[Any]] = {}
-    for layer in range(depth - 1, 0, -1):
-        after = layer + 1
-        rows = [field.reduce(reads @ part) for part in parameters[f"V{after}"]]
-        for name in (f"Q{after}", f"K{after}"):
-            rows += [part.T for part in parameters[name]]
-        reads = np.concatenate(rows, axis=0)
-        v = field.nullspace(reads)
+    rows = read_rows(architecture, parameters, field)
+    for layer in range(1, depth):
+        v = field.nullspace(rows[layer])
         generic = generic and architecture.widths[layer] - v.shape[1] == seen_width(
             architecture, layer
         )
         if v.shape[1]:
             result[layer] = v
     return result, generic
+
+
+def read_rows(
+    architecture: Architecture, parameters: Mapping[str, NDArray[Any]], field: Field
+) -> dict[int, NDArray[Any]]:
+    """Per layer, rows that span the functionals through which later layers see its output."""
+    depth = architecture.depth
+    dtype = next(iter(parameters.values())).dtype
+    reads = _identity(architecture.widths[depth], dtype)
+    result = {depth: reads}
+    for layer in range(depth - 1, 0, -1):
+        after = layer + 1
+        if architecture.residual or not architecture.trainable_values:
+            reads = _identity(architecture.widths[layer], dtype)
+        else:
+            rows = [field.reduce(reads @ part) for part in parameters[f"V{after}"]]
+            for name in (f"Q{after}", f"K{after}"):
+                rows += [part.T for part in parameters[name]]
+            reads = np.concatenate(rows, axis=0)
+        result[layer] = reads
+    return result
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
