@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("flint")
 
 from fiberscope.families.deep_attention import (
+    CustomNormalizer,
     DeepAttention,
     certified_dimension,
     deep_attention_architecture,
@@ -237,3 +238,13 @@ def test_jets_of_several_heads_grow_their_degree() -> None:
     architecture = deep_attention_architecture(widths=[1, 1], ranks=1, tokens=3, heads=2)
     found = certified_dimension(architecture, route="jets")
     assert (found.status, found.dimension) == (Status.CERTIFIED, 4)
+
+
+def test_normalizers_that_are_positive_on_small_scores_only() -> None:
+    phi = CustomNormalizer("line", lambda s: 1 + s, lambda s: 1 + 0 * s, [1, 1, *[0] * 60])
+    wiring: dict[str, Any] = {"widths": [2, 2, 2], "ranks": 1, "heads": [2, 1], "tokens": 3}
+    architecture = deep_attention_architecture(**wiring, normalizers=phi)
+    found = certified_dimension(architecture, route="minor")
+    jets = certified_dimension(architecture, route="jets")
+    assert found.status is jets.status is Status.CERTIFIED
+    assert found.dimension == jets.dimension

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fiberscope.errors import InputError
 from fiberscope.families.deep_attention.architecture import Architecture
 from fiberscope.families.deep_attention.ball_rank import certified_rank
-from fiberscope.families.deep_attention.family import DeepAttention
+from fiberscope.families.deep_attention.family import DeepAttention, InputBank
 from fiberscope.families.deep_attention.forward import forward
 from fiberscope.families.deep_attention.orders import taylor_orders
 from fiberscope.families.deep_attention.tangents import KernelTangents, kernel_tangents
@@ -26,6 +26,10 @@ LARGEST_JET_ORDER = 60
 
 LARGEST_SECOND_MINOR = 400
 """Up to this many parameters a gap that jets leave is tried by the ball minor too."""
+
+
+LARGEST_SHRINKAGE = 6
+"""Inputs of the ball minor are halved up to so many times where a normalizer is not positive."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +303,21 @@ def _jet_bound(
     )
 
 
+def _positive_bank(
+    family: DeepAttention, parameters: Mapping[str, NDArray[np.float64]], size: int, seed: int
+) -> InputBank:
+    """Random inputs, made smaller while a normalizer is not positive on a score they meet."""
+    bank = family.design(size, np.random.default_rng([seed, 1]))
+    for _ in range(LARGEST_SHRINKAGE):
+        try:
+            family.observe(parameters, bank)
+        except InputError:
+            bank = InputBank.of(bank.inputs / 2)
+        else:
+            break
+    return bank
+
+
 def _minor_bound(
     architecture: Architecture, point: _Point, upper: int, seed: int, inputs: int | None
 ) -> tuple[int, Evidence]:
@@ -308,7 +327,7 @@ def _minor_bound(
     least = 1 + -(-upper // architecture.widths[-1]) if inputs is None else inputs
     rank = bits = used = 0
     for used in (least, 2 * least) if inputs is None else (least,):
-        bank = family.design(used, np.random.default_rng([seed, 1]))
+        bank = _positive_bank(family, parameters, used, seed)
         rank, bits = certified_rank(family, parameters, bank, columns=point.complement, seed=seed)
         if rank == upper:
             break
