@@ -13,6 +13,7 @@ from fiberscope.training.record import (
     Start,
     read_records,
 )
+from fiberscope.training.trainer_callback import trainer_callback
 
 __all__ = [
     "AttentionRoles",
@@ -29,4 +30,5 @@ __all__ = [
     "balanced",
     "read_records",
     "rebalance_",
+    "trainer_callback",
 ]

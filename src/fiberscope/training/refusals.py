@@ -30,12 +30,13 @@ def inner_optimizer(optimizer: Any) -> Any:
     InputError
         If it has no step hooks or steps inside the backward pass.
     """
-    while not hasattr(optimizer, "register_step_post_hook") and hasattr(optimizer, "optimizer"):
+    # Accelerate's wrapper derives from torch's class, but has none of its hooks.
+    while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     name = type(optimizer).__name__
     if name in FUSED_OPTIMIZERS:
         raise InputError(_fused(f"{name} steps"))
-    if not hasattr(optimizer, "register_step_post_hook"):
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
         raise InputError(
             f"{name} has no step hooks, so its updates cannot be seen; use an optimizer derived "
             "from torch.optim.Optimizer"
