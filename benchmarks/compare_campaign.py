@@ -33,8 +33,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from three_routes_campaign import FAMILIES, observable_for, pick
-
 from fiberscope.checkpoints.architecture.program import Architecture, Observable
 from fiberscope.checkpoints.architecture.registry import architecture
 from fiberscope.checkpoints.equality.comparison import compare_models
@@ -44,6 +42,7 @@ from fiberscope.checkpoints.ledger.wiring import Wiring, wire
 from fiberscope.checkpoints.moves import Catalogue, RandomMove
 from fiberscope.checkpoints.moves.exceptional import NEURON_MIXING
 from fiberscope.errors import InputError
+from three_routes_campaign import FAMILIES, observable_for, pick
 
 Parameters = dict[str, np.ndarray]
 Rng = np.random.Generator
@@ -413,7 +412,9 @@ def main() -> None:
     for name, count in sorted(found["counts"].items()):
         print(f"  {name}: {count}")
     for name, value in found["worst_rms_by_format"].items():
-        print(f"  worst rms a pair, {name}: median {value['median']:.2f}, largest {value['largest']:.2f}")
+        print(
+            f"  worst rms a pair, {name}: median {value['median']:.2f}, largest {value['largest']:.2f}"
+        )
     print(f"wrong: {len(found['wrong'])}")
     for case in found["wrong"]:
         print("  ", case)

@@ -169,6 +169,8 @@ def _take(neurons: NeuronMatch, found: Alignment) -> None:
     found.statistics += neurons.statistics
     if neurons.mismatch:
         found.mismatches.append(neurons.mismatch)
+    if neurons.uncertainty > found.uncertainty[0]:
+        found.uncertainty = (neurons.uncertainty, f"{neurons.label} neurons")
     if neurons.reason:
         found.reasons.append(neurons.reason)
 

@@ -36,9 +36,10 @@ from fiberscope.errors import InputError
 from fiberscope.verdict import Outcome
 
 LARGEST_WITNESS = 60_000_000
-"""Parameters up to which a witness is built unasked: it needs both models in float64."""
-CLEARLY = 100.0
+"""Parameters up to which a witness is built unasked; it needs both models in float64."""
+CLEARLY = 1000.0
 """Roundings (rms) beyond which the direction of comparison cannot matter."""
+_PREFERRED = (Outcome.SAME, Outcome.UNDECIDED, Outcome.DIFFERENT)
 DRAWS = 4
 """Draws of the storage rounding with which a witness's arrival is judged."""
 
@@ -153,12 +154,12 @@ def compare_models(
     turned = FORMATS.index(first.dtype) > FORMATS.index(second.dtype)
     one, other = (second, first) if turned else (first, second)
     found, outcome, reason, name = _aligned(one, other, progress)
-    if outcome is not Outcome.SAME and first.dtype == second.dtype:
-        # Either of the two may be the copy; what carries the rounding of a copy back is not known.
+    if outcome is not Outcome.SAME:
+        # Either of the two may be the copy, and only the copy's rounding is independent noise.
         worst = max((part.rms for part in found.statistics), default=0.0)
         if worst < CLEARLY:
             again = _aligned(other, one, progress)
-            if again[1] is Outcome.SAME or (again[1] is not outcome):
+            if _PREFERRED.index(again[1]) < _PREFERRED.index(outcome):
                 found, outcome, reason, name = again
                 turned = not turned
                 one, other = other, one
@@ -325,8 +326,8 @@ def check(
     condition = max((step.condition for step in witness.describe()), default=1.0)
     if not kept.relative <= 1e-10 * max(1.0, condition):
         return (
-            f"the witness, re-applied, changes the outputs of the first model by {kept.relative:.1e}"
-            " of their size, so it is not trusted",
+            "the witness, re-applied, changes the outputs of the first model by "
+            f"{kept.relative:.1e} of their size, so it is not trusted",
             (),
         )
     missed = _missed(witness, found, first, second, a, b, moved, condition)

@@ -12,7 +12,7 @@ magnitude when M is ill-conditioned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ def fit_basis(
     cross = plain_moved @ adjoint(plain)
     cross_dual = dual_moved @ adjoint(dual)
     freedom = plain.shape[-2] * (plain.shape[-1] + dual.shape[-1] - r)
-    starts = (
+    starts: tuple[Callable[[], NDArray[Any]], ...] = (
         lambda: _divide(cross, gram),
         lambda: _divide_left(gram_moved, cross_dual),
         lambda: _solve(gram, gram_moved, cross + cross_dual, _eye(gram), np.ones_like(noise)),

@@ -240,10 +240,10 @@ def _blocks(
         for sign in (1.0,) if signed else (1.0, -1.0):
             matrix = np.zeros((gains[0].shape[1],) * 2)
             for rows, columns in blocks:
-                cross = 0.0
+                cross = np.zeros((len(rows), len(columns)))
                 for a, b in pairs:
                     cross = cross + b.value[:, rows].T @ a.value[:, columns]
-                matrix[np.ix_(rows, columns)] = _block_map(np.asarray(cross) * sign, centred)
+                matrix[np.ix_(rows, columns)] = _block_map(cross * sign, centred)
             mixed = sum(len(columns) > 1 for _, columns in blocks)
             if mixed:
                 how = f"rotations inside {mixed} blocks of equal gains"

@@ -15,7 +15,7 @@ from fiberscope.checkpoints.architecture.program import Attention
 from fiberscope.checkpoints.equality.factors import BasisChange, fit_basis
 from fiberscope.checkpoints.equality.folded import FoldedAttention
 from fiberscope.checkpoints.equality.frame import Frame
-from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined
+from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined, whitened
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 
@@ -106,16 +106,14 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
 
 def _assign(a: FoldedAttention, b: FoldedAttention) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Assignment by bilinear sketches: inside each pair of groups, then of the groups."""
-    x, y = _sketches(a), _sketches(b)
-    count, inside = y.shape[0], y.shape[1]
+    count, inside = b.query.shape[:2]
     if count == 1 and inside == 1:
         return np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
-    if x.shape != y.shape:
-        raise ValueError("heads of different numbers are matched elsewhere")
-    square = (x**2).sum(-1)[None, :, None, :] + (y**2).sum(-1)[:, None, :, None]
-    flat = y.reshape(count * inside, -1) @ x.reshape(count * inside, -1).T
-    cost = square - 2 * flat.reshape(count, inside, count, inside).transpose(0, 2, 1, 3)
-    cost = np.maximum(cost, 0.0)  # (group of b, group of a, head of b, head of a)
+    x, y = whitened(_sketches(a), _sketches(b))
+    square = (x**2).sum(-1)[None] + (y**2).sum(-1)[:, None]
+    flat = np.maximum(square - 2 * y @ x.T, 0.0)
+    cost = flat.reshape(count, inside, count, inside).transpose(0, 2, 1, 3)
+    # (group of b, group of a, head of b, head of a)
     fixed = a.table is not None
     chosen = np.zeros((count, count, inside), dtype=np.int64)
     total = np.zeros((count, count))
@@ -131,45 +129,55 @@ def _assign(a: FoldedAttention, b: FoldedAttention) -> tuple[NDArray[np.int64], 
     return groups, chosen[np.arange(count), groups]
 
 
-def _sketches(f: FoldedAttention) -> Array:
-    """Invariants of every head, shape ``(G, m, features)``; dead heads are near zero."""
+def _sketches(f: FoldedAttention) -> list[Noisy]:
+    """Invariants of every head, parts of shape ``(G m, features)``; dead heads are near zero."""
     rng = np.random.default_rng(20260930)
-    width = f.query.shape[-1]
-    stream = rng.standard_normal((3, width, SKETCH))
-    query, key = f.query.value @ stream[0], f.key.value @ stream[1]
-    if f.query_constant is not None:
-        query = np.concatenate([query, f.query_constant.value[..., None]], -1)
-    if f.key_constant is not None:
-        key = np.concatenate([key, f.key_constant.value[..., None]], -1)
+    count, inside, _, width = f.query.shape
+    stream = rng.standard_normal((3, SKETCH, width))
+    query, key = f.query.turned(stream[0], -1), f.key.turned(stream[1], -1)
+    query, key = with_constant(query, f.query_constant), with_constant(key, f.key_constant)
+    key = _repeated(key, inside)
     parts = []
     if f.query_gain is None:
-        plain, rotary = [], f.attention.rotary
-        rest = unrotated_index(f.attention)
+        rotary, rest = f.attention.rotary, unrotated_index(f.attention)
         if len(rest):
-            plain.append(np.einsum("gmri,grj->gmij", query[:, :, rest], key[:, rest]))
+            parts.append(_contracted(query.part(np.s_[:, :, rest]), key.part(np.s_[:, :, rest])))
         if rotary is not None:
             planes = np.array(rotary.planes)
             sign = np.where(np.array(rotary.frequencies) < 0, -1.0, 1.0)[:, None]
-            q = query[:, :, planes[:, 0]] + 1j * sign * query[:, :, planes[:, 1]]
-            k = key[:, planes[:, 0]] + 1j * sign * key[:, planes[:, 1]]
-            weight = rng.standard_normal(len(planes))
-            turned = np.einsum("p,gmpi,gpj->gmij", weight, q.conj(), k)
-            plain += [turned.real, turned.imag]
-        parts.append(np.concatenate([p.reshape(*p.shape[:2], -1) for p in plain], -1))
+            weight = rng.standard_normal(len(planes))[:, None]
+            q = [query.part(np.s_[:, :, planes[:, i]]) for i in range(2)]
+            k = [key.part(np.s_[:, :, planes[:, i]]) for i in range(2)]
+            q = [q[0].scaled(weight), q[1].scaled(weight * sign)]
+            k[1] = k[1].scaled(sign)
+            # Real and imaginary part of sum conj(q) k.
+            parts.append(_contracted(q[0], k[0]) + _contracted(q[1], k[1]))
+            parts.append(_contracted(q[0], k[1]) + _contracted(q[1], k[0]).scaled(-1.0))
     else:
         # Normalised rows are fixed up to a scale; the products of gains are compared elsewhere.
-        weight = rng.standard_normal((f.query.shape[2], SKETCH))
-        q = np.einsum("gmri,rj->gmij", query, weight)
-        k = np.einsum("gri,rj->gij", key, weight)
-        k = np.broadcast_to(k[:, None], (*q.shape[:2], *k.shape[1:]))
-        parts += [q.reshape(*q.shape[:2], -1), k.reshape(*k.shape[:2], -1)]
-    value, output = f.value.value @ stream[2], f.output.value @ stream[0]
-    through = np.einsum("gsi,gmsj->gmij", value, output)
-    parts.append(through.reshape(*through.shape[:2], -1))
+        weight = rng.standard_normal((SKETCH, f.query.shape[2]))
+        parts += [query.turned(weight, 2), key.turned(weight, 2)]
+    value, output = f.value.turned(stream[2], -1), f.output.turned(stream[0], -1)
+    parts.append(_contracted(output, _repeated(value, inside)))
     if f.table is not None:
-        parts.append(f.table.value)
-    sizes = [np.sqrt((part**2).mean()) or 1.0 for part in parts]
-    return np.concatenate([part / size for part, size in zip(parts, sizes, strict=True)], -1)
+        parts.append(f.table)
+    return [part.reshaped(count * inside, -1) for part in parts]
+
+
+def _repeated(noisy: Noisy, inside: int) -> Noisy:
+    """A group's array once for each of its heads: ``(G, r, n) -> (G, m, r, n)``."""
+    shape = (noisy.shape[0], inside, *noisy.shape[1:])
+    return Noisy(
+        np.broadcast_to(noisy.value[:, None], shape),
+        np.broadcast_to(noisy.variance[:, None], shape),
+    )
+
+
+def _contracted(first: Noisy, second: Noisy) -> Noisy:
+    """Sum over the rows of two factors: ``(G, m, r, i), (G, m, r, j) -> (G, m, i, j)``."""
+    left, right = first.value.swapaxes(-1, -2), second.value
+    spread = left**2 @ second.variance + first.variance.swapaxes(-1, -2) @ right**2
+    return Noisy(left @ right, spread)
 
 
 def reordered(
@@ -208,10 +216,10 @@ def silenced(f: FoldedAttention) -> FoldedAttention:
     """
     query, key, value, output = f.query, f.key, f.value, f.output
     q0, k0 = f.query_constant, f.key_constant
-    speaks = ~value.is_faint.all(axis=1)
-    adds = ~output.is_faint.all(axis=2) & speaks[:, None]
-    asks = ~with_constant(query, q0).is_faint.all(axis=2) & adds
-    offers = ~with_constant(key, k0).is_faint.all(axis=1) & asks.any(axis=1)
+    speaks = _some_row(value)
+    adds = _some_row(output) & speaks[:, None]
+    asks = _some_row(with_constant(query, q0)) & adds
+    offers = _some_row(with_constant(key, k0)) & np.asarray(asks.any(axis=1))
     asks = asks & offers[:, None]
     if asks.all() and adds.all():
         return f
@@ -224,7 +232,7 @@ def silenced(f: FoldedAttention) -> FoldedAttention:
         f.attention,
         keep(query, asks),
         keep(key, offers),
-        keep(value, adds.any(axis=1)),
+        keep(value, np.asarray(adds.any(axis=1))),
         keep(output, adds),
         None if q0 is None else keep(q0, asks),
         None if k0 is None else keep(k0, offers),
@@ -232,6 +240,11 @@ def silenced(f: FoldedAttention) -> FoldedAttention:
         f.key_gain,
         None if f.table is None else keep(f.table, adds),
     )
+
+
+def _some_row(noisy: Noisy) -> NDArray[np.bool_]:
+    """Whether some row of every factor is not zero."""
+    return np.asarray((~noisy.is_faint).any(axis=-1))
 
 
 def without_silent_groups(f: FoldedAttention) -> FoldedAttention:

@@ -14,7 +14,7 @@ from fiberscope.checkpoints.equality.factors import fit_basis
 from fiberscope.checkpoints.equality.folded import FoldedMlp
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.heads import VACUOUS, with_constant
-from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined
+from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined, whitened
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 
 SKETCH = 16
@@ -34,6 +34,8 @@ class NeuronMatch:
         Factors that carry the first model's rows to the second's, per neuron of the second.
     dead
         Neurons left out because they never reach the output: in the first and second model.
+    uncertainty
+        Largest relative uncertainty of a neuron's argument or output under the storage rounding.
     mixed
         Sets of neurons with one gate (or one argument), compared as a whole.
     """
@@ -45,6 +47,7 @@ class NeuronMatch:
     statistics: list[Statistic] = field(default_factory=list)
     dead: tuple[int, int] = (0, 0)
     mixed: int = 0
+    uncertainty: float = 0.0
     reason: str = ""
     mismatch: str = ""
 
@@ -86,6 +89,9 @@ def scales_of(folded: FoldedMlp, activation: Activation, name: str, free: bool) 
 def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) -> NeuronMatch:
     """Match the neurons of one layer (``a`` already in the frame of ``b``) and measure the rest."""
     live_a, live_b = _live(a), _live(b)
+    if live_a.sum() != live_b.sum() and (_hidden(a, live_a) or _hidden(b, live_b)):
+        hidden = f"{b.label}: the storage rounding hides whether some neurons are dead"
+        return NeuronMatch(b.label, np.zeros(0, np.int64), np.ones(0), np.ones(0), reason=hidden)
     found = NeuronMatch(
         b.label,
         np.full(b.up.shape[0], -1, dtype=np.int64),
@@ -103,6 +109,7 @@ def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) 
     x = chosen(x, order)
     up_scale, gate_scale, parts = _fit(x, y, scales, rotated, b.label)
     whole = together(f"{b.label} neurons", parts)
+    found.uncertainty = _uncertainty(y)
     found.order[live_b] = np.flatnonzero(live_a)[order]
     found.up_scale[live_b], found.gate_scale[live_b] = up_scale, gate_scale
     if whole.is_same:
@@ -128,6 +135,19 @@ def _live(f: FoldedMlp) -> NDArray[np.bool_]:
     return live
 
 
+def _hidden(f: FoldedMlp, live: NDArray[np.bool_]) -> bool:
+    """Whether a neuron counts as dead although its numbers are large: something cancels in it."""
+    argument, constant = (f.up, f.up_constant) if f.gate is None else (f.gate, f.gate_constant)
+    rows = [f.down, with_constant(argument, constant)]
+    if f.gate is not None:
+        rows.append(with_constant(f.up, f.up_constant))
+    dead = np.flatnonzero(~live)
+    shown = np.ones(len(dead), dtype=bool)
+    for noisy in rows:
+        shown &= np.asarray(noisy.value[dead].any(axis=1))
+    return bool(shown.any())
+
+
 def chosen(f: FoldedMlp, index: NDArray[np.int64]) -> FoldedMlp:
     """Some neurons, in the given order."""
     if len(index) == f.up.shape[0] and (index == np.arange(len(index))).all():
@@ -151,9 +171,10 @@ def chosen(f: FoldedMlp, index: NDArray[np.int64]) -> FoldedMlp:
 def _assign(a: FoldedMlp, b: FoldedMlp, scales: Scales) -> NDArray[np.int64]:
     """Neuron of ``a`` for every neuron of ``b``: nearest neighbours, or the best assignment."""
     x, y = _signatures(a, scales), _signatures(b, scales)
-    _, nearest = cKDTree(x).query(y)
+    first, second = whitened(x, y)
+    _, nearest = cKDTree(first).query(second)
     order = np.asarray(nearest, dtype=np.int64)
-    counts = np.bincount(order, minlength=len(x))
+    counts = np.bincount(order, minlength=len(first))
     clash = np.flatnonzero(counts[order] != 1)
     if not len(clash):
         return order
@@ -161,50 +182,64 @@ def _assign(a: FoldedMlp, b: FoldedMlp, scales: Scales) -> NDArray[np.int64]:
     if len(clash) > LARGEST_ASSIGNMENT:
         order[clash] = free
         return order
-    square = (y[clash] ** 2).sum(1)[:, None] + (x[free] ** 2).sum(1)[None]
-    rows, columns = linear_sum_assignment(np.maximum(square - 2 * y[clash] @ x[free].T, 0.0))
+    square = (second[clash] ** 2).sum(1)[:, None] + (first[free] ** 2).sum(1)[None]
+    cost = np.maximum(square - 2 * second[clash] @ first[free].T, 0.0)
+    rows, columns = linear_sum_assignment(cost)
     order[clash[rows]] = free[columns]
     return order
 
 
-def _signatures(f: FoldedMlp, scales: Scales) -> Array:
+def _signatures(f: FoldedMlp, scales: Scales) -> list[Noisy]:
     """Numbers of every neuron that its rescalings leave alone."""
     rng = np.random.default_rng(20260930)
 
-    def sketch(rows: Noisy, constant: Noisy | None, columns: int) -> Array:
-        whole = with_constant(rows, constant).value
+    def sketch(rows: Noisy, constant: Noisy | None, columns: int) -> Noisy:
         # The same columns for every layer of one width, whatever its number of neurons.
-        return np.asarray(whole @ rng.standard_normal((whole.shape[1], columns)))
+        whole = with_constant(rows, constant)
+        return whole.turned(rng.standard_normal((columns, whole.shape[1])), -1)
 
-    parts: list[Array] = []
-    weight: Array = np.ones((f.up.shape[0], 1))
     if f.gate is not None:
         gate = sketch(f.gate, f.gate_constant, SKETCH)
         weight, gate = _argument(with_constant(f.gate, f.gate_constant).value, gate, scales)
-        parts.append(gate)
         up, down = sketch(f.up, f.up_constant, 4), sketch(f.down, None, 4)
-        products = np.einsum("ni,nj->nij", up, down * weight).reshape(len(up), -1)
-        parts.append(products)
-    else:
-        up, down = sketch(f.up, f.up_constant, SKETCH), sketch(f.down, None, SKETCH)
-        if scales.odd:
-            products = np.einsum("ni,nj->nij", up[:, :4], down[:, :4]).reshape(len(up), -1)
-            parts += [np.abs(up), np.abs(down), products]
-        else:
-            weight, up = _argument(with_constant(f.up, f.up_constant).value, up, scales)
-            parts += [up, down * weight]
-    sizes = [np.sqrt((part**2).mean()) or 1.0 for part in parts]
-    return np.concatenate([part / size for part, size in zip(parts, sizes, strict=True)], 1)
+        return [gate, _products(up, down.scaled(weight))]
+    up, down = sketch(f.up, f.up_constant, SKETCH), sketch(f.down, None, SKETCH)
+    if scales.odd:
+        products = _products(up.part(np.s_[:, :4]), down.part(np.s_[:, :4]))
+        return [_size(up), _size(down), products]
+    weight, up = _argument(with_constant(f.up, f.up_constant).value, up, scales)
+    return [up, down.scaled(weight)]
 
 
-def _argument(rows: Array, sketch: Array, scales: Scales) -> tuple[Array, Array]:
+def _products(first: Noisy, second: Noisy) -> Noisy:
+    """All products of the entries of two vectors, neuron by neuron."""
+    count = len(first.value)
+    left, right = first.reshaped(count, -1, 1), second.reshaped(count, 1, -1)
+    return left.times(right).reshaped(count, -1)
+
+
+def _size(noisy: Noisy) -> Noisy:
+    return Noisy(np.abs(noisy.value), noisy.variance)
+
+
+def _uncertainty(f: FoldedMlp) -> float:
+    argument, constant = (f.up, f.up_constant) if f.gate is None else (f.gate, f.gate_constant)
+    worst = 0.0
+    for noisy in (with_constant(argument, constant), f.down):
+        size = np.square(noisy.value).sum(axis=1)
+        share = noisy.variance.sum(axis=1) / np.where(size > 0, size, np.inf)
+        worst = max(worst, float(np.sqrt(share.max(initial=0.0))))
+    return worst
+
+
+def _argument(rows: Array, sketch: Noisy, scales: Scales) -> tuple[Array, Noisy]:
     """The argument's size, where the activation passes it on, and its sketch without it."""
     if scales.odd:
-        return np.ones((len(rows), 1)), np.abs(sketch)
+        return np.ones((len(rows), 1)), _size(sketch)
     if not scales.homogeneous:
         return np.ones((len(rows), 1)), sketch
     size = np.sqrt((rows**2).sum(axis=1, keepdims=True))
-    return size**scales.power, sketch / size
+    return size**scales.power, sketch.scaled(1.0 / size)
 
 
 def _fit(

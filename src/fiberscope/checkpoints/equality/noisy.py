@@ -129,3 +129,18 @@ def joined(parts: list[Noisy], axis: int) -> Noisy:
         np.concatenate([part.value for part in parts], axis),
         np.concatenate([part.variance for part in parts], axis),
     )
+
+
+def whitened(first: list[Noisy], second: list[Noisy]) -> tuple[Array, Array]:
+    """Features of two models side by side, every part in units of its rounding.
+
+    Parts of shape ``(count, features)``; what is near in these units is near up to rounding.
+    """
+    sides: tuple[list[Array], list[Array]] = ([], [])
+    for x, y in zip(first, second, strict=True):
+        typical = float(np.sqrt(np.square(y.value).mean() + np.square(x.value).mean()))
+        noise = float(np.sqrt(np.median(y.variance) + np.median(x.variance)))
+        unit = max(noise, 1e-12 * typical) or 1.0
+        for side, part in zip(sides, (x, y), strict=True):
+            side.append(part.value / unit)
+    return np.concatenate(sides[0], axis=1), np.concatenate(sides[1], axis=1)

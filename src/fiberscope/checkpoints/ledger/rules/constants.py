@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import null_space
 
 from fiberscope.checkpoints.architecture.program import Attention, NormKind
 from fiberscope.checkpoints.ledger.item import Item, Overlap
@@ -46,7 +45,9 @@ def value_kernel(attention: Attention, segment: Segment, parameters: Arrays) -> 
         matrix = matrix - matrix.mean(axis=0)
     # The rank of the centred map is known; rounding must not change the number of directions.
     size = value_kernel_dimension(attention, segment)
-    kernel = null_space(matrix)[:, :size]
+    if size == 0:
+        return np.zeros((matrix.shape[1], 0))
+    kernel = np.linalg.svd(matrix)[2][-size:].T
     # Rounding decides signs and order of null vectors; the basis nearest to a fixed one is stable.
     fixed = np.random.default_rng(0).standard_normal((len(kernel), size))
     left, _, right = np.linalg.svd(kernel.T @ fixed)
