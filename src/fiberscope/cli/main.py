@@ -52,6 +52,10 @@ COMMANDS: Table = {
         "fiberscope.cli.compare:command",
         "Whether two sets of weights compute the same function.",
     ),
+    "fingerprint": (
+        "fiberscope.cli.fingerprint:command",
+        "A few numbers of a checkpoint that no exact symmetry changes.",
+    ),
     "transform": (
         "fiberscope.cli.transform:command",
         "Other weights of a checkpoint with the same function.",
