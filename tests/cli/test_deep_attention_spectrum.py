@@ -41,6 +41,16 @@ def test_exact_orders(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(b["order"], b["multiplicity"]) for b in answer["bands"]] == [(0, 4), (3, 3), (11, 3)]
 
 
+def test_exact_orders_over_the_rational_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*SMALL, "--residual", "--exact-orders", "--json"]
+    prime, rational = (
+        json.loads(run(capsys, *arguments, *more)[1]) for more in ([], ["--rational"])
+    )
+    assert rational["orders_from"] == "exact orders over the rational numbers"
+    assert rational["bands"] == prime["bands"]
+    assert rational["kernel_dimension"] == prime["kernel_dimension"]
+
+
 def test_files_plot_and_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rng = np.random.default_rng(0)
@@ -76,6 +86,9 @@ def test_files_plot_and_warning(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["--t", "0.1", "--design", "unknown", "--input-norm", "0"], "must be positive, got 0"),
         (["--t", "0.1", "--digits", "0"], "--digits must be positive"),
         (["--exact-orders", "--plot", "x.png"], "a plot needs points"),
+        (["--t", "0.1", "--rational"], "goes with --exact-orders"),
+        (["--exact-orders", "--rational", "--normalizer", "softplus"], "leave it out"),
+        (["--exact-orders", "--rational", "--heads", "2"], "up to 24 parameters"),
     ],
 )
 def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:

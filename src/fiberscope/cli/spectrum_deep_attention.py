@@ -39,7 +39,11 @@ from fiberscope.families.deep_attention.paths import (
     random_path,
     scalar_case,
 )
+from fiberscope.numbers.power_series import JET_PRIME
 from fiberscope.report.spectrum_plot import plot_spectrum
+
+MOST_RATIONAL = 24
+"""Exact orders over the rational numbers are computed up to this many parameters."""
 
 
 @click.command("deep-attention")
@@ -68,6 +72,11 @@ from fiberscope.report.spectrum_plot import plot_spectrum
     help="Values along the path: identity (over the heads) or random.",
 )
 @click.option("--exact-orders", is_flag=True, help="Orders from exact power series, no floats.")
+@click.option(
+    "--rational",
+    is_flag=True,
+    help="With --exact-orders: rational coefficients, no prime (small networks).",
+)
 @click.option("--digits", type=int, default=20, show_default=True, help="Digits of every value.")
 @click.option("--noise", help="Noise deviation: adds the Fisher information.")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Figure to write.")
@@ -81,6 +90,8 @@ def command(as_json: bool, plot_file: Path | None, **given: Any) -> None:
         raise InputError("give --t with one or more points, or --exact-orders, or both")
     if given["digits"] < 1:
         raise InputError(f"--digits must be positive, got {given['digits']}")
+    if given["rational"] and not given["exact_orders"]:
+        raise InputError("--rational goes with --exact-orders: give both")
     points = _points(given["t_list"])
     if plot_file is not None and not points:
         raise InputError("a plot needs points: give --t")
@@ -154,6 +165,8 @@ def _path_and_bank(given: Mapping[str, Any]) -> tuple[ContactPath, InputBank, li
         else:
             path = random_path(architecture, seeds, given["values"])
         bank = None
+    if given["rational"]:
+        _refuse_rational(path.architecture)
     if given["bank_file"] is not None:
         bank = load_bank(path.architecture, given["bank_file"])
     elif bank is None or given["inputs"] is not None or given["design"] is not None:
@@ -189,7 +202,7 @@ def _orders(
 ) -> tuple[dict[int, int], str, list[str]]:
     """Orders on this bank, where they come from, and warnings."""
     architecture = path.architecture
-    residues = residue_path(path, bank.inputs)
+    residues = residue_path(path, bank.inputs, None if given["rational"] else JET_PRIME)
     if has_leading_frame(architecture) and given["values"] == "identity":
         expected = theorem_orders(architecture)
         if separates(residues, expected) and not given["exact_orders"]:
@@ -222,7 +235,22 @@ def _orders(
             f"these {bank.size} inputs do not separate: some orders are higher than they need to "
             f"be; the smallest generic bank has {smallest.size} inputs"
         )
-    return dict(found.multiplicities), "exact orders", warnings
+    source = "exact orders over the rational numbers" if given["rational"] else "exact orders"
+    return dict(found.multiplicities), source, warnings
+
+
+def _refuse_rational(architecture: Architecture) -> None:
+    normalizers = architecture.normalizers or ()
+    if architecture.layer_norm or any(phi.name == "softplus" for phi in normalizers):
+        raise InputError(
+            "--rational needs rational Taylor coefficients, which a LayerNorm and softplus do not "
+            "have: leave it out"
+        )
+    if architecture.space.size > MOST_RATIONAL:
+        raise InputError(
+            f"--rational is for up to {MOST_RATIONAL} parameters, since numerators grow, and this "
+            f"network has {architecture.space.size}: leave it out"
+        )
 
 
 def _fault_of_bank(path: ContactPath, size: int, seed: int) -> bool:

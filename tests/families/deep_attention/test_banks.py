@@ -17,7 +17,12 @@ from fiberscope.families.deep_attention.banks import (
     theorem_orders,
 )
 from fiberscope.families.deep_attention.exact_orders import random_residue_path, residue_path
-from fiberscope.families.deep_attention.paths import matrix_case, random_bank, random_path
+from fiberscope.families.deep_attention.paths import (
+    ContactPath,
+    matrix_case,
+    random_bank,
+    random_path,
+)
 
 # Tokens, width, ranks -> smallest generic bank, measured by slopes of singular values in balls.
 SIZES = [
@@ -85,6 +90,24 @@ def test_orders_of_the_given_data() -> None:
     assert not separates(residues.restricted(15), orders)
     found = exact_orders(residues.restricted(16), least=18)
     assert (found.multiplicities, found.kernel_dimension, found.resolved) == (orders, 44, True)
+
+
+def test_orders_over_the_rational_numbers() -> None:
+    # No prime at all, on the same small integers.
+    architecture = deep_attention_architecture(widths=[2] * 3, ranks=1, tokens=3)
+    rng = np.random.default_rng(3)
+    drawn = random_path(architecture, rng).directions
+    directions = {
+        name: value if name[0] == "V" else rng.integers(-4, 5, value.shape)
+        for name, value in drawn.items()
+    }
+    path = ContactPath(architecture, directions)
+    inputs = rng.integers(-4, 5, (6, 3, 2))
+    rational = exact_orders(residue_path(path, inputs, None), least=8)
+    assert (rational.multiplicities, rational.resolved) == ({0: 4, 1: 3, 5: 3}, True)
+    modular = exact_orders(residue_path(path, inputs), least=8)
+    assert modular.multiplicities == rational.multiplicities
+    assert separates(residue_path(path, inputs, None), {0: 4, 1: 3, 5: 3})
 
 
 @pytest.mark.parametrize(

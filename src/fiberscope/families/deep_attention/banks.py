@@ -19,9 +19,9 @@ from fiberscope.families.deep_attention.exact_orders import (
 )
 from fiberscope.families.deep_attention.orders import contact_orders
 from fiberscope.numbers import Array
-from fiberscope.numbers.fields import ResidueField
+from fiberscope.numbers.fields import RationalField, ResidueField
 from fiberscope.numbers.power_series import PowerSeries
-from fiberscope.numbers.smith import smith_orders
+from fiberscope.numbers.smith import rational_smith_orders, smith_orders
 
 LARGEST_BANK = 4096
 """Search for a separating size stops here."""
@@ -118,7 +118,8 @@ def _frame_rank(path: ResiduePath) -> int:
     named = {name: system.array(value) for name, value in path.directions.items()}
     blocks = leading_frame(path.architecture, named, system.array(path.inputs))
     frame = np.concatenate([block.coefficients[0] for block in blocks], axis=-1)
-    return ResidueField(path.modulus).rank(frame.reshape(-1, frame.shape[-1]))
+    field = RationalField() if path.modulus is None else ResidueField(path.modulus)
+    return field.rank(frame.reshape(-1, frame.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class ExactOrders:
     inputs
         Bank size.
     modulus
-        The prime.
+        The prime; None for the rational numbers.
     """
 
     multiplicities: Mapping[int, int]
@@ -146,7 +147,7 @@ class ExactOrders:
     resolved: bool
     precision: int
     inputs: int
-    modulus: int
+    modulus: int | None
 
 
 def exact_orders(path: ResiduePath, *, least: int = 0) -> ExactOrders:
@@ -158,15 +159,19 @@ def exact_orders(path: ResiduePath, *, least: int = 0) -> ExactOrders:
     ----------
     path
         Residues of a given path and bank, or random ones (then the orders are those of generic
-        data, with a probability of error of about ``degree / prime``).
+        data, with a probability of error of about ``degree / prime``); rational data (modulus
+        None) give orders without any prime, for small networks.
     least
         Smallest truncation to try, where the largest order is known beforehand.
     """
-    field = ResidueField(path.modulus)
     kernel = path_kernel_rank(path, np.random.default_rng(0))
     found = None
     for length in growing_lengths(least):
-        found = smith_orders(series_jacobian(path, length), field)
+        jacobian = series_jacobian(path, length)
+        if path.modulus is None:
+            found = rational_smith_orders(jacobian)
+        else:
+            found = smith_orders(jacobian, ResidueField(path.modulus))
         if found.unresolved == kernel:
             break
     assert found is not None

@@ -15,7 +15,7 @@ from fiberscope.families.deep_attention.forward import forward
 from fiberscope.families.deep_attention.paths import ContactPath
 from fiberscope.families.deep_attention.tangents import kernel_tangents
 from fiberscope.numbers import Dual, DualNumbers, UnsupportedError
-from fiberscope.numbers.fields import ResidueField
+from fiberscope.numbers.fields import Field, RationalField, ResidueField
 from fiberscope.numbers.power_series import JET_PRIME, PowerSeries
 
 LENGTHS = (4, 8, 20, 58, 120)
@@ -24,32 +24,34 @@ LENGTHS = (4, 8, 20, 58, 120)
 
 @dataclass(frozen=True)
 class ResiduePath:
-    """A contact path and a bank with entries in a prime field.
+    """A contact path and a bank with entries in a prime field or in the rational numbers.
 
     Attributes
     ----------
     architecture
         The network.
     directions
-        Residues of ``U_i``, ``W_i`` (names ``Qi``, ``Ki``) and the values.
+        Residues (or fractions) of ``U_i``, ``W_i`` (names ``Qi``, ``Ki``) and the values.
     inputs
-        Residues, shape ``(inputs, tokens, d_0)``.
+        Residues (or fractions), shape ``(inputs, tokens, d_0)``.
     modulus
-        The prime.
+        The prime; None for the rational numbers.
     """
 
     architecture: Architecture
-    directions: dict[str, NDArray[np.int64]]
-    inputs: NDArray[np.int64]
-    modulus: int = JET_PRIME
+    directions: dict[str, NDArray[Any]]
+    inputs: NDArray[Any]
+    modulus: int | None = JET_PRIME
 
     def restricted(self, size: int) -> ResiduePath:
         """The same path on the first ``size`` inputs."""
         return ResiduePath(self.architecture, self.directions, self.inputs[:size], self.modulus)
 
 
-def residue_path(path: ContactPath, inputs: NDArray[Any], modulus: int = JET_PRIME) -> ResiduePath:
-    """Reduce exact (rational or float64) data modulo a prime."""
+def residue_path(
+    path: ContactPath, inputs: NDArray[Any], modulus: int | None = JET_PRIME
+) -> ResiduePath:
+    """Reduce exact (rational or float64) data modulo a prime, or keep it as fractions (None)."""
     system = PowerSeries(1, modulus)
     directions = {name: system.scalars(value) for name, value in path.directions.items()}
     return ResiduePath(path.architecture, directions, system.scalars(inputs), modulus)
@@ -124,13 +126,13 @@ def _point(path: ResiduePath, system: PowerSeries) -> dict[str, Any]:
     return point
 
 
-def series_jacobian(path: ResiduePath, length: int) -> NDArray[np.int64]:
+def series_jacobian(path: ResiduePath, length: int) -> NDArray[Any]:
     """Jacobian in all native entries along ``Q = t U, K = t W``, as power series in ``t``.
 
     Returns
     -------
     ndarray
-        Residues of shape ``(length, outputs, parameters)``.
+        Residues, or fractions, of shape ``(length, outputs, parameters)``.
     """
     architecture, system = path.architecture, PowerSeries(length, path.modulus)
     space = architecture.space
@@ -147,13 +149,16 @@ def series_jacobian(path: ResiduePath, length: int) -> NDArray[np.int64]:
 
 
 def path_kernel_rank(path: ResiduePath, rng: np.random.Generator) -> int:
-    """Rank of the exact kernel directions at a random point of the path, modulo the prime."""
-    t = int(rng.integers(2, path.modulus))
+    """Rank of the exact kernel directions at a random point of the path, in its field."""
+    t = int(rng.integers(2, path.modulus or 100))
     point = {
-        name: value if name.startswith("V") else value * t % path.modulus
+        name: value if name.startswith("V") else value * t
         for name, value in path.directions.items()
     }
-    field = ResidueField(path.modulus)
+    field: Field = RationalField()
+    if path.modulus is not None:
+        field = ResidueField(path.modulus)
+        point = {name: value % path.modulus for name, value in point.items()}
     return field.rank(kernel_tangents(path.architecture, point, field).union)
 
 
