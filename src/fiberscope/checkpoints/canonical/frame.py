@@ -34,6 +34,8 @@ Array = NDArray[np.float64]
 
 FRAME = "frame of the residual stream"
 CHUNK_ROWS = 1 << 13
+COARSE = 2.0**-10
+"""Spacing of float16: with it or a coarser one rotations run in float32."""
 SIGN_ROWS = 1 << 12
 """Rows of a tied table that decide the sign of a stream."""
 
@@ -66,6 +68,16 @@ class Frame:
         """Whether numbers are only moved and negated, in any format."""
         return not self.blocks
 
+    def turned(self, array: NDArray[Any], spacing: float) -> Array:
+        """Vectors in the new coordinates, in float64; in less where their storage is coarse.
+
+        Rotating the large tensors of a 16-bit file in float32 takes half the time and adds no more
+        than a thousandth of their rounding.
+        """
+        if self.exact or spacing < COARSE:
+            return np.asarray(self.apply(array), dtype=np.float64)
+        return np.asarray(self.apply(array.astype(np.float32)), dtype=np.float64)
+
     def apply(self, array: NDArray[Any]) -> NDArray[Any]:
         """Vectors in the new coordinates, along the last axis."""
         moved = array if self.order is None else np.take(array, self.order, axis=-1)
@@ -75,10 +87,11 @@ class Frame:
         for start, stop, matrix in self.blocks:
             if moved is array:
                 moved = array.copy()
+            turn = matrix.T.astype(np.float32) if moved.dtype == np.float32 else matrix.T
             if stop - start == moved.shape[-1]:
-                moved = moved @ matrix.T
+                moved = moved @ turn
             else:
-                moved[..., start:stop] = moved[..., start:stop] @ matrix.T
+                moved[..., start:stop] = moved[..., start:stop] @ turn
         return moved
 
     def negate(self, moved: NDArray[Any]) -> None:

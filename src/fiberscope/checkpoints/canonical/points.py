@@ -171,7 +171,7 @@ def fold(reader: Reader, form: PointForm, work: Workspace) -> Folded:
     if frame.exact:
         frame.negate(rows)
     else:
-        rows = frame.apply(rows)
+        rows = frame.turned(rows, spacing)
     return Folded(reader, form, rows, constant, changed, spacing, small)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Observable
-from fiberscope.checkpoints.canonical.frame import Frame, looked_up
+from fiberscope.checkpoints.canonical.frame import COARSE, Frame, looked_up
 from fiberscope.checkpoints.canonical.places import Places
 from fiberscope.checkpoints.canonical.points import Folded, PointForm, Style
 from fiberscope.checkpoints.canonical.workspace import (
@@ -41,16 +41,16 @@ def read_writer(
     """
     vectors = work.read(view, frame.order if frame.exact else None, axis)
     changed = not frame.identity
+    spacing = work.spacing(view)
     if segment.blind and style.centre:
         means = vectors.mean(axis=-1)
-        spacing = work.spacing(view)
         if changed or not is_rounding(means, vectors, spacing):
             without_mean(vectors, means, spacing)
             changed = True
     if frame.exact:
         frame.negate(vectors)
     else:
-        vectors = frame.apply(vectors)
+        vectors = frame.turned(vectors, spacing)
     return vectors, changed
 
 
@@ -143,18 +143,20 @@ def _turn(
         if frame.exact:
             work.replace(view.tensor, frame.apply(current))
         else:
-            work.replace(view.tensor, _rotated(current, frame))
+            work.replace(view.tensor, _rotated(current, frame, work.spacing(view)))
         return
     vectors = np.moveaxis(_values(view, work), axis, -1)
     work.write(view, np.moveaxis(frame.apply(vectors), -1, axis))
 
 
-def _rotated(array: NDArray[Any], frame: Frame) -> NDArray[Any]:
-    """A rotated table in float64, a chunk at a time."""
-    moved = np.empty(array.shape)
+def _rotated(array: NDArray[Any], frame: Frame, spacing: float) -> NDArray[Any]:
+    """A rotated table, a chunk at a time."""
+    moved = np.empty(array.shape, dtype=np.float32 if spacing >= COARSE else np.float64)
     step = max(1, (1 << 22) // array.shape[1])
     for start in range(0, len(array), step):
-        moved[start : start + step] = frame.apply(array[start : start + step].astype(np.float64))
+        moved[start : start + step] = frame.turned(
+            array[start : start + step].astype(np.float64), spacing
+        )
     return moved
 
 
