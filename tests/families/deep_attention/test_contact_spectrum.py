@@ -79,3 +79,13 @@ def test_matrix_case(matrix_spectrum: PathSpectrum) -> None:
 def test_matrix_case_in_float64(matrix_spectrum: PathSpectrum) -> None:
     ranks = {str(float(t)): rank for t, rank in matrix_spectrum.float64_ranks.items()}
     assert ranks == {"0.6": 46, "0.1": 40, "0.06": 40}
+
+
+def test_float64_rank_at_every_published_point() -> None:
+    path, bank = matrix_case()
+    family = DeepAttention(path.architecture)
+    ranks = {}
+    for t in ("0.6", "0.4", "0.25", "0.16", "0.1", "0.06"):
+        sigma = np.linalg.svd(family.jacobian(path.at_float64(Fraction(t)), bank), compute_uv=False)
+        ranks[t] = int((sigma > 1e-10 * sigma[0]).sum())
+    assert ranks == {"0.6": 46, "0.4": 40, "0.25": 40, "0.16": 40, "0.1": 40, "0.06": 40}

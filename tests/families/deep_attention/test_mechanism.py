@@ -12,7 +12,7 @@ from fiberscope.families.deep_attention.normalizers import Normalizer, normalize
 from fiberscope.families.deep_attention.recovery import network_oracle
 from fiberscope.numbers.balls import Balls
 
-BITS = 600
+BITS = 900
 BALLS = Balls(BITS)
 RNG = np.random.default_rng(3)
 SCORE = RNG.integers(-4, 5, (3, 3))
@@ -117,3 +117,43 @@ def test_skew_scores_on_clouds_at_two_points(name: str, share: Fraction) -> None
         assert all(x.overlaps(gap * y) for x, y in zip(difference, z, strict=True))
         if name in ("cosh", "exp-square") and share == Fraction(1, 2):
             assert shift.overlaps(BALLS.number(0))
+
+
+def test_rational_inversion_of_the_second_layer() -> None:
+    # M_2 z = c / (a_1(0, z)^2 g (l z)), c the part of the output mean that is linear in m at
+    # order eps^6, a_1(0, z) = g z^T M_1 z; softmax has g = 1.
+    phi, width = normalizer("softmax"), 3
+    rng = np.random.default_rng(9)
+    scores = [exact(rng.integers(-4, 5, (width, width))) for _ in range(2)]
+    readout = exact(rng.integers(1, 5, (1, width)))
+    z = exact(np.array([1, -2, 3]))
+    epsilon = small = Fraction(1, 10**20)
+    along = z @ scores[0] @ z
+    assert along != 0 and (readout @ z)[0] != 0
+    with BALLS.precision():
+        for i in range(width):
+            mean = small * exact(np.eye(width, dtype=int)[i])
+            tokens = BALLS.array(np.stack([mean + epsilon * z, mean - epsilon * z]))
+            whole, prefix = (
+                network_oracle(EffectiveParameters(part, tuple(kept)), [phi] * len(kept), 2)(
+                    tokens, BITS
+                )
+                for part, kept in ((readout, scores), (readout, scores[:1]))
+            )
+            difference = (whole - prefix).sum(axis=0)[0] / 2
+            scale = BALLS.number(epsilon**6 * small * along**2 * (readout @ z)[0])
+            entry = BALLS.number((scores[1] @ z)[i])
+            assert abs(difference / scale - entry) < 1e-25
+
+
+def test_covariances_follow_the_recursion() -> None:
+    # C_1 = eps^6 C M^T C M C to leading order, for tokens of covariance eps^2 C.
+    epsilon = Fraction(1, 10**30)
+    y = exact(np.array([[1, 2, 0], [-3, 1, 1], [0, -4, 2], [2, 1, -3]]))
+    C, M = y.T @ y / Fraction(4), exact(SCORE)
+    found = outputs(SCORE, normalizer("softmax"), exact(MEAN) / 8 + epsilon * y)
+    with BALLS.precision():
+        centred = (found - found.sum(axis=0) / 4) / BALLS.number(epsilon**3)
+        covariance, expected = centred.T @ centred / 4, C @ M.T @ C @ M @ C
+        for a, e in zip(covariance.flat, expected.flat, strict=True):
+            assert abs(a - BALLS.number(e)) < 1e-20
