@@ -107,12 +107,17 @@ class Circle:
         """Halve intervals over which what is not explained yet changes much."""
         for _ in range(rounds):
             curve = self.unexplained(steps)
-            wide = np.abs(np.diff(curve)) > _RESOLVED * spread
+            wide = np.abs(np.diff(curve)) > max(_RESOLVED * spread, self.noise(spread))
             wide &= np.diff(self.angles) > 1e-13
             if not wide.any() or len(self.values) + int(wide.sum()) > SAMPLES:
                 return
             middles = 0.5 * (self.angles[1:] + self.angles[:-1])[wide]
             self.ask(middles)
+
+    def noise(self, spread: float) -> float:
+        """Changes up to this much say nothing."""
+        size = float(np.linalg.norm(self.probe.total) * np.linalg.norm(self.z)) + spread
+        return 4 * (self.probe.noise.absolute + self.probe.noise.unit * size)
 
     def unexplained(self, steps: Steps | None) -> Floats:
         """Values minus those of steps in the plane."""
@@ -145,7 +150,7 @@ class Circle:
         """
         self.scan()
         spread = float(np.ptp(self.values))
-        found = self.clusters(self.values, 0.01 * spread)
+        found = self.clusters(self.values, max(0.01 * spread, self.noise(spread)))
         self.clustered = len(found)
         if not 0 < len(found) <= limit:
             return None

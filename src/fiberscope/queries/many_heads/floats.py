@@ -35,7 +35,6 @@ from fiberscope.queries.many_heads.sweep import (
     typical_size,
 )
 from fiberscope.queries.noise import NoiseLevel
-from fiberscope.queries.oracle import Arithmetic
 from fiberscope.queries.result import BoundKind, Estimate, Precision
 from fiberscope.queries.session import Purpose
 
@@ -50,11 +49,11 @@ CIRCLES = 4
 """Circles for one direction."""
 COARSE, FINE = 1.25, (1.2, 1.3)
 """Points per head, dimension and direction."""
-STEEPNESS = {Arithmetic.FLOAT64: 64.0, Arithmetic.FLOAT32: 8.0, Arithmetic.BFLOAT16: 2.0}
-"""Times the length at which scores saturate, for the circle."""
+STEEPNESS = ((1e-13, 64.0), (1e-6, 8.0), (np.inf, 2.0))
+"""Relative noise, and times the length at which scores saturate, for the circle."""
 LEAST_BITS = 4.0
 """An answer of fewer bits is none."""
-_SAFETY_BITS = 2.0
+_SAFETY_BITS = 3.0
 _ALLOWANCE = 16.0
 
 
@@ -124,7 +123,7 @@ class _Search:
         length = self.saturating_length()
         if length is None:
             return self.without_steps()
-        steepness = STEEPNESS.get(self.session.arithmetic, 2.0)
+        steepness = next(factor for most, factor in STEEPNESS if self.noise.unit <= most)
         failure: _Failure | None = None
         for attempt in range(ATTEMPTS):
             try:
@@ -162,10 +161,10 @@ class _Search:
                 break
             reached = side * side
             floor = self.probe.floor(here, np.zeros(0), 3.0) / side
-            seen = seen or bool((np.abs(values) > 100 * floor).any())
+            seen = seen or bool((np.abs(values) > 8 * floor).any())
             if seen and last is not None:
                 changes = np.abs(values - last)
-                calm = int((changes < 0.01 * np.abs(values).max()).sum()) >= 6
+                calm = int((changes < max(0.01 * np.abs(values).max(), 2 * floor)).sum()) >= 6
                 settled = settled + 1 if calm else 0
                 if settled == 2:
                     return reached / 16
@@ -176,7 +175,11 @@ class _Search:
         """No head has scores: nothing at all, or a plain average."""
         d = self.session.width
         none = Bilinear(np.zeros((0, d, d)), np.zeros((0, d)), np.zeros(0), np.zeros(0), 0.0)
-        return self.checked(signed_heads(self.probe, none, 1.0, self.rng), 1.0, "no scores seen")
+        try:
+            found = signed_heads(self.probe, none, 1.0, self.rng)
+            return self.checked(found, "no scores seen")
+        except _Failure as failure:
+            raise RecoveryRefusedError(failure.kind, failure.detail) from None
 
     def attempt(self, length: float, attempt: int) -> Estimate:
         z, steps = self.one_direction(length)
@@ -187,7 +190,7 @@ class _Search:
         if self.full:
             known = fine_sweep(self.probe, known, size, FINE, self.rng)
         found = signed_heads(self.probe, known, size, self.rng)
-        return self.checked(found, size, f"search {attempt + 1}" if attempt else "")
+        return self.checked(found, f"search {attempt + 1}" if attempt else "")
 
     def one_direction(self, length: float) -> tuple[Floats, Steps]:
         """The steps for one direction, in all coordinates of the last token."""
@@ -216,7 +219,7 @@ class _Search:
         kind = Reason.TOO_MANY_HEADS if most > STEPS else Reason.NO_CIRCLE
         raise _Failure(kind, f"Up to {most} groups of steps were seen on a circle.")
 
-    def checked(self, found: SignedHeads, size: float, note: str) -> Estimate:
+    def checked(self, found: SignedHeads, note: str) -> Estimate:
         """State the precision, and ask fresh long sequences: they must agree within it."""
         raw = AttentionHeads(found.W, found.v)
         heads = raw.canonical()
@@ -241,7 +244,7 @@ class _Search:
             W_bits,
             v_bits,
             BoundKind.CONDITIONAL,
-            "four times the standard errors of least squares, with the spread of its residuals",
+            "eight times the standard errors of least squares, with the spread of its residuals",
         )
         if heads.count > self.limit:
             raise RecoveryRefusedError(
@@ -277,7 +280,7 @@ class _Search:
 
 
 def _bits(error: float, norm: float, noise: NoiseLevel) -> float:
-    """Relative precision in bits, two bits below the estimate and never beyond the noise."""
+    """Relative precision in bits, three bits below the estimate and never beyond the noise."""
     if norm == 0:
         norm = 1.0
     relative = max(float(error) / norm, noise.unit)
