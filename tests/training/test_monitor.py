@@ -364,6 +364,7 @@ def test_what_cannot_be_measured_is_refused():
     refused("no table for the class 'Linear'", torch.nn.Linear(3, 3))
     refused("without master weights", gpt2(torch.bfloat16))
     refused("without master weights", gpt2(torch.float16))
+    refused("pass observable='hidden'", gpt2().transformer)
     refused("every is 0", gpt2(), every=0)
     refused("tolerance is 0", gpt2(), tolerance=0.0)
     refused("observable is 'outputs'", gpt2(), observable="outputs")

@@ -118,6 +118,17 @@ def test_nothing_has_no_share_and_the_undefined_is_refused():
         span.project(space.parameters(broken))
 
 
+def test_a_gain_of_zero_is_said():
+    found, weights, space = gpt2()
+    weights["transformer.h.0.ln_1.weight"] = np.zeros(4)
+    span = TangentSpan.at(found.symmetries(Kind.EXACT), weights)
+    with pytest.raises(InputError, match="gain is exactly zero"):
+        span.project(space.parameters(np.ones(space.size)))
+    weights["transformer.h.0.ln_1.weight"] = np.full(4, np.inf)
+    with pytest.raises(InputError, match="holds infinite or undefined"):
+        TangentSpan.at(found.symmetries(Kind.EXACT), weights)
+
+
 def test_without_symmetries_everything_is_seen():
     _, weights, space = gpt2()
     span = TangentSpan.at([], weights)

@@ -147,6 +147,8 @@ def inverse(gram: NDArray[Any]) -> NDArray[np.float64]:
     The pivots of a Cholesky factor tell a singular matrix apart well enough: these Gram matrices
     are the identity plus squares, unless directions vanish altogether.
     """
+    if not np.isfinite(gram).all():
+        return np.full(gram.shape, np.nan)
     factor, failed = dpotrf(gram, lower=1)
     pivots = np.diagonal(factor)
     if failed or pivots.min() ** 2 <= WELL_CONDITIONED * pivots.max() ** 2:

@@ -126,6 +126,11 @@ def bind(
         stored: Mapping[str, str] = {}
     else:
         matching = match(architecture_of(model), named, f"the {name} in memory")
+        if matching.architecture.head is None and observable is not Observable.HIDDEN:
+            raise InputError(
+                f"the {name} has no head, so there are no {observable.value} to observe; pass "
+                "observable='hidden'"
+            )
         found = ledger(matching.architecture, observable)
         stored = matching.stored
     tensors = {key: given.get(place, named[place]) for key, place in stored.items()}

@@ -86,16 +86,31 @@ class TangentSpan:
 
     @classmethod
     def at(cls, symmetries: Sequence[Symmetry], parameters: Parameters) -> TangentSpan:
-        """Span of the tangents of exact symmetries at named float64 arrays, kept unchanged."""
+        """Span of the tangents of exact symmetries at named float64 arrays, kept unchanged.
+
+        Raises
+        ------
+        InputError
+            If a tensor is not finite.
+        """
         touched = dict.fromkeys(name for symmetry in symmetries for name in symmetry.touches)
+        for name in touched:
+            if not np.isfinite(parameters[name]).all():
+                raise InputError(
+                    f"the tensor {name!r} holds infinite or undefined numbers, where no share is "
+                    "defined; measure before the training diverges"
+                )
         buffer = {name: np.zeros(np.shape(parameters[name])) for name in touched}
-        return cls([symmetry.tangent_map(parameters) for symmetry in symmetries], buffer)
+        # A gain of zero has no inverse; the projection says so.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return cls([symmetry.tangent_map(parameters) for symmetry in symmetries], buffer)
 
     def pull(self, directions: Directions) -> Vector:
         """``T^T v``, shape ``(generators,)``."""
         if not self.maps:
             return np.zeros(0)
-        return np.concatenate([part.pull(directions) for part in self.maps])
+        with np.errstate(invalid="ignore"):
+            return np.concatenate([part.pull(directions) for part in self.maps])
 
     def push(self, coordinates: Vector) -> Directions:
         """``T x`` as named arrays over the touched tensors; overwritten by the next call."""
@@ -166,6 +181,11 @@ class TangentSpan:
                 "measure before the training diverges"
             )
         right = self.pull(directions) if pulled is None else pulled
+        if not np.isfinite(right).all():
+            raise InputError(
+                "the symmetries have no finite directions at these weights, as behind a norm whose "
+                "gain is exactly zero; move the gain off zero to measure"
+            )
         if squared == 0.0:
             return Projection(0.0, 0.0, np.zeros(self.generators), 0.0, 0)
         x, remaining, iterations = self._solve(right, squared * error, start)
