@@ -145,12 +145,38 @@ def test_rank_noise_and_token_bound(cli, tmp_path):
     weights(tmp_path / "weights.npz", d=12, W=W)
     code, out, _ = cli("--oracle", "weights.npz", "--rank", "1", "--json")
     assert code == 0
-    assert json.loads(out)["queries"]["recovery"]["queries"] == 12 + 3 * (24 - 3)
+    assert json.loads(out)["queries"]["recovery"]["queries"] == 12 + 2 * (24 - 2)
     code, out, _ = cli(
         "--oracle", "weights.npz", "--noise", "1e-6", "--token-bound", "4", "--heads", "1", "--json"
     )
     found = json.loads(out)
     assert code == 0 and any("guarantee" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("bound", [("--heads", "2"), ("--heads-at-most", "3"), ()])
+def test_many_heads_from_floats(cli, tmp_path, bound):
+    truth = weights(tmp_path / "two.npz", heads=2, d=4)
+    code, out, _ = cli("--oracle", "two.npz", *bound, "--json")
+    found = json.loads(out)
+    assert (code, found["heads"]) == (0, 2)
+    wanted = AttentionHeads(truth["W"], truth["v"]).canonical()
+    for got, real, stated in zip(found["W"], wanted.W, found["precision"]["W_bits"], strict=True):
+        error = np.linalg.norm(np.array(got) - real) / np.linalg.norm(real)
+        assert error <= 2.0**-stated <= 2.0**-30
+
+
+@pytest.mark.parametrize(
+    ("extra", "queries"),
+    [(("--heads", "2"), 4 * 2 * 9 - 3), (("--heads", "2", "--shorter"), 4 * 11 + 1)],
+)
+def test_many_heads_in_balls(cli, tmp_path, extra, queries):
+    pytest.importorskip("flint")
+    weights(tmp_path / "two.npz", heads=2)
+    code, out, _ = cli("--oracle", "two.npz", "--arithmetic", "balls", *extra, "--json")
+    found = json.loads(out)
+    assert (code, found["heads"]) == (0, 2)
+    assert found["queries"]["recovery"] == {"queries": queries, "longest": 5}
+    assert found["precision"]["kind"] == "certified"
 
 
 def test_interrupted_run_asks_nothing_twice(cli, tmp_path):

@@ -50,6 +50,8 @@ MARGIN = {
 NOISE_SHARE = 0.1
 """Repeated answers that spread by more than this share of the answers are too noisy."""
 
+GENERIC = frozenset({"permutation", "duplication", "reflection", "scale"})
+"""Identities whose two sides round differently: how far they miss shows typical errors."""
 COARSE = 2.0**-6
 """Relative violations below this can come from bfloat16 inside an oracle."""
 
@@ -202,13 +204,18 @@ def _at_scale(
         spread = float(np.max(repeated.max(axis=1) - repeated.min(axis=1)))
         results = [ClassTest("repeat", IDENTITIES["repeat"], spread, spread)]
     found: dict[str, ClassTest] = {}
+    missed: list[float] = []
     at = 0
     for name, draw in groups:
         part = answers[at : at + len(draw)]
         at += len(draw)
         test = _judge(name, draw, part, noise, gain, session.arithmetic)
+        if name in GENERIC and not balls:
+            missed.append(test.violation / _reach_of_errors(draw))
         if name not in found or _ratio(test) > _ratio(found[name]):
             found[name] = test
+    if missed and noise.repeatable:
+        noise = replace(noise, typical=float(np.sqrt(np.mean(np.square(missed)))))
     tests = (*results, *(found[name] for name in IDENTITIES if name in found))
     return ClassTests(tests, noise, scale, session.queries - before)
 
@@ -343,6 +350,13 @@ def _judge(
     largest = float(np.abs(weights * answers).max())
     relative = violation / largest if largest else 0.0
     return ClassTest(name, IDENTITIES[name], violation, float(threshold), relative)
+
+
+def _reach_of_errors(draw: list[_Term]) -> float:
+    """Root of the sum of squares by which independent relative errors would add up."""
+    reach = [np.linalg.norm(term.tokens.astype(float), axis=1).max() for term in draw]
+    weights = [term.coefficient for term in draw]
+    return float(np.linalg.norm(np.multiply(reach, weights)))
 
 
 def _ratio(test: ClassTest) -> float:

@@ -33,12 +33,18 @@ class NoiseLevel:
         Whether the same query had the same answer every time.
     sources
         Where these come from, in words.
+    typical, typical_absolute
+        Root mean square error of an answer: ``typical_absolute`` plus ``typical`` times the 2-norm
+        of its longest token. From repeated answers, or from how far identities of the class miss;
+        0 where nobody measured it.
     """
 
     unit: float
     absolute: float = 0.0
     repeatable: bool = True
     sources: tuple[str, ...] = ()
+    typical: float = 0.0
+    typical_absolute: float = 0.0
 
     def bound(self, size: NDArray[np.float64] | float) -> Any:
         """``absolute + unit * size``."""
@@ -119,16 +125,18 @@ def measured_noise(
         sources.append(f"answers are rounded to {decimals} decimals")
     spread = repeated.std(axis=1, ddof=1) if repeated.size else np.zeros(0)
     repeatable = not np.any(spread)
+    typical, typical_absolute = 0.0, 0.0 if decimals is None else 0.3 * 10.0**-decimals
     if not repeatable:
         small, large = sizes <= np.median(sizes), sizes > np.median(sizes)
         low = float(np.sqrt(np.mean(spread[small] ** 2)))
         high = float(np.sqrt(np.mean(spread[large] ** 2))) if large.any() else low
         # Four standard deviations, and the spread itself is known to some twenty percent.
-        absolute = max(absolute, 5 * low)
+        absolute, typical_absolute = max(absolute, 5 * low), low
         sources.append(f"repeated answers spread by {max(low, high):.2g}")
         if high > 3 * low:
+            typical = high / float(sizes[large].min())
             unit = max(unit, 5 * high / (gain * float(sizes[large].min())))
     if declared is not None:
         absolute = max(absolute, declared)
         sources.append(f"declared error {declared:.3g}")
-    return NoiseLevel(unit, absolute, repeatable, tuple(sources))
+    return NoiseLevel(unit, absolute, repeatable, tuple(sources), typical, typical_absolute)

@@ -12,7 +12,7 @@ There ``y`` runs through the unit vectors and ``z`` is Gaussian; here the ``z`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,10 @@ _RATIO = 16.0
 _ROUNDS = 6
 COARSE, FEW_BITS = 2.0**-12, 8.0
 """Unit roundoff above which, and bits below which, several designs are averaged."""
+LEAST_BITS = 3
+"""Averages of fewer stated bits are none: two heads can look like one there."""
+EXCESS = 3.0
+"""Spread of designs, in units of what repeated answers predict, beyond which one head fails."""
 _FLAT_SCORE = 0.1
 _FLAT, _STEEP = 0.3, 5.0
 """Scores that are asked again at another scale: below the first, above the second."""
@@ -210,8 +214,8 @@ def _logits(
         low, high = share - wrong, share + wrong
         if bool(np.any((high < 0) | (low > 1))):
             raise NotRecoveredError(
-                "one head cannot give these answers: an attention weight would lie outside 0..1; "
-                "allow more heads (--heads-at-most)"
+                "one head cannot give these answers within the measured noise: an attention weight "
+                "would lie outside 0..1; allow more heads (--heads-at-most)"
             )
         score = np.log(share / (1 - share))
         upper, lower = np.log(high / (1 - high)), np.log(low / (1 - low))
@@ -250,7 +254,7 @@ def recover_one_head(
     if not np.linalg.norm(v) > v_error:
         return no_heads(d, v_error)
     if noise.unit > COARSE:
-        return _averaged(session, v, v_error, scale, rng)
+        return _averaged(session, noise, v, v_error, scale, rng)
     z = large * leaning_directions(v)
     y = small * random_rotation(d, rng)
     scores = measure_scores(
@@ -262,7 +266,7 @@ def recover_one_head(
     method = "one head, d + d^2 queries"
     found = one_head_estimate(W, v, W_error, v_error, method, scale.size)
     if found.precision.W[0] < FEW_BITS and np.linalg.norm(W) > 0:
-        again = _averaged(session, v, v_error, scale, rng)
+        again = _averaged(session, noise, v, v_error, scale, rng)
         if again.precision.W[0] > found.precision.W[0] or not np.isfinite(W_error):
             return again
     return found
@@ -270,6 +274,7 @@ def recover_one_head(
 
 def _averaged(
     session: QuerySession,
+    noise: NoiseLevel,
     v: NDArray[np.float64],
     v_error: float,
     scale: TokenScale,
@@ -278,11 +283,16 @@ def _averaged(
     """Several designs where one leaves few digits."""
     from fiberscope.queries.one_head_average import DESIGNS, averaged_scores
 
-    found = averaged_scores(session, v, scale, rng)
+    found = averaged_scores(session, v, scale, rng, noise)
     if found is None:
         raise NotRecoveredError("some scores stayed hidden at every scale of the probes")
-    W, W_error = found
-    return one_head_estimate(
+    W, W_error, predicted = found
+    if not noise.repeatable and W_error > 3 * EXCESS * predicted:
+        raise NotRecoveredError(
+            "independent designs disagree by more than the repeated answers do: there is more than "
+            "one head (try --heads-at-most), or scores are too large for the noise"
+        )
+    estimate = one_head_estimate(
         W,
         v,
         W_error,
@@ -291,6 +301,14 @@ def _averaged(
         scale.size,
         "three standard errors, from the spread between independent designs",
     )
+    if estimate.precision.W[0] < LEAST_BITS:
+        raise NotRecoveredError(
+            f"the noise hides the weights: {DESIGNS} designs leave fewer than {LEAST_BITS} bits"
+        )
+    # A wrong model spreads as well, and must not excuse itself by that: grant what noise predicts.
+    size = float(np.linalg.norm(W))
+    explained = min(W_error, 3 * predicted) / size if size > 0 else 0.0
+    return replace(estimate, explained=explained)
 
 
 def probe_sizes(scale: TokenScale) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.queries.noise import NoiseLevel
 from fiberscope.queries.one_head import leaning_directions, probe_sizes, random_rotation
 from fiberscope.queries.session import Purpose, QuerySession
 from fiberscope.queries.token_scale import TokenScale
@@ -26,9 +27,10 @@ def averaged_scores(
     v: NDArray[np.float64],
     scale: TokenScale,
     rng: np.random.Generator,
+    noise: NoiseLevel,
     designs: int = DESIGNS,
-) -> tuple[NDArray[np.float64], float] | None:
-    """``W`` as a mean over designs, and three standard errors in the Frobenius norm.
+) -> tuple[NDArray[np.float64], float, float] | None:
+    """``W`` as a mean over designs, three standard errors, and the one that noise predicts.
 
     Parameters
     ----------
@@ -40,6 +42,8 @@ def averaged_scores(
         Where scores are of order one.
     rng
         Draws the bases.
+    noise
+        Its typical size predicts the spread.
     designs
         How many; ``d^2`` queries each.
 
@@ -55,12 +59,12 @@ def averaged_scores(
         if found is None:
             return None
         typical = float(np.sqrt(np.mean(found**2)))
-        if 0.5 < typical < 1.5:
+        if 0.3 < typical < 1.0:
             break
         # Saturated scores say less than they are; noise adds to small ones.
-        step = 1 / 16 if typical > 2.5 else min(1 / max(typical, 1e-9), 8.0)
+        step = 1 / 16 if typical > 2.5 else min(0.6 / max(typical, 1e-9), 8.0)
         small = min(small * step, large)
-    total = []
+    total, predicted = [], 0.0
     for design in range(designs):
         purpose = Purpose.RETRIES if design else Purpose.RECOVERY
         z, y = _bases(v, large, small, rng)
@@ -69,9 +73,14 @@ def averaged_scores(
         if found is None:
             return None
         total.append(np.linalg.solve(z, np.linalg.solve(y, found.T).T))
+        share = 1 / (1 + np.exp(-found))
+        reach = np.linalg.norm(z, axis=1) + np.linalg.norm(y, axis=1).max()
+        error = (noise.typical * reach + noise.typical_absolute) / np.abs(z @ v)
+        predicted += float(np.sum((error[:, None] / (share * (1 - share))) ** 2))
     designs_found = np.array(total)
     spread = designs_found.var(axis=0, ddof=1).sum()
-    return designs_found.mean(axis=0), 3 * float(np.sqrt(spread / designs))
+    error = float(np.sqrt(predicted)) / designs / (large * small)
+    return designs_found.mean(axis=0), 3 * float(np.sqrt(spread / designs)), error
 
 
 def _bases(

@@ -1,13 +1,13 @@
-r"""One head whose ``W`` has rank at most ``r``: about ``2 (r + 2) d`` rank-one measurements.
+r"""One head whose ``W`` has rank at most ``r``: about ``2 (r + 1) d`` rank-one measurements.
 
-Every pair ``(z, y)`` measures ``<z y^T, W>``. Measure the first ``k = r + 2`` rows and columns of
+Every pair ``(z, y)`` measures ``<z y^T, W>``. Measure the first ``k = r + 1`` rows and columns of
 ``T = Z W Y^T`` for random bases (the rows of ``Z`` and ``Y``); the rest follows from the cross
 
     T = T[:, :k] T[:k, :k]^+ T[:k, :],
 
 exact where ``T[:k, :k]`` has the rank of ``W`` (with probability one). That is
-``d + k (2 d - k)`` queries; a matrix of rank ``r`` has ``r (2 d - r)`` degrees of freedom, and the
-two spare rows and columns show a larger rank and keep the inverse small.
+``d + k (2 d - k)`` queries; a matrix of rank ``r`` has ``r (2 d - r)`` degrees of freedom; the
+spare row and column show a larger rank and keep the inverse small.
 
 Bhattamishra et al. (arXiv 2601.16873), Theorem 5.1, take ``m >= C r 2d`` independent Gaussian pairs
 and minimise the nuclear norm; the cross needs no convex program and fewer measurements.
@@ -33,7 +33,7 @@ from fiberscope.queries.result import Estimate, NotRecoveredError
 from fiberscope.queries.session import QuerySession
 from fiberscope.queries.token_scale import TokenScale
 
-SPARE = 2
+SPARE = 1
 """Rows and columns beyond the rank."""
 _CUT = 8.0
 """Singular values below this times the bound on the errors are taken for noise."""

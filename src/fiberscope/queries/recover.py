@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
 from fiberscope.queries.class_tests import ClassTests, class_tests
@@ -149,9 +152,11 @@ def _estimate(
 
     return recover_heads_in_floats(
         session,
-        heads=request.heads or request.heads_at_most,
+        heads=request.heads,
+        heads_at_most=request.heads_at_most,
         rng=rng,
         precision="full" if request.full else "coarse",
+        noise=tests.noise,
     )
 
 
@@ -180,6 +185,8 @@ def checked(
         )
     certified = estimate.precision.kind is BoundKind.CERTIFIED
     relative = 0.0 if bits is None or certified else 2.0**-bits
+    if estimate.explained is not None:
+        relative = estimate.explained
     check = final_check(
         session,
         heads.evaluate_many,
@@ -188,6 +195,7 @@ def checked(
         rng,
         token_size=tests.scale.size,
         relative=relative,
+        sensitivity=lambda sequences: wiggled(heads, relative, sequences),
         token_bound=request.token_bound,
     )
     if not check.passed:
@@ -196,6 +204,30 @@ def checked(
             f"{check.threshold:.2g} is explained; {_advice(session, request)}"
         )
     return check
+
+
+def wiggled(
+    heads: AttentionHeads, relative: float, sequences: Sequence[NDArray[Any]], draws: int = 4
+) -> NDArray[np.float64]:
+    """How far answers move, typically, when all weights change by a relative error: ``(n,)``.
+
+    Root mean square over random changes with ``|dW_h|_F = relative |W_h|_F`` and likewise for
+    ``v_h``; no bound, since the scores of large tokens amplify errors in ways no norm knows.
+    """
+    middle = heads.middle()
+    before = middle.evaluate_many(sequences)
+    rng = np.random.default_rng(0)
+    total = np.zeros(len(sequences))
+    for _ in range(draws):
+        moved = []
+        for weights in (middle.W, middle.v):
+            change = rng.standard_normal(weights.shape)
+            axes = tuple(range(1, weights.ndim))
+            size = np.sqrt(np.sum(weights**2, axis=axes, keepdims=True))
+            change *= relative * size / np.sqrt(np.sum(change**2, axis=axes, keepdims=True))
+            moved.append(weights + change)
+        total += (AttentionHeads(*moved).evaluate_many(sequences) - before) ** 2
+    return np.asarray(np.sqrt(total / draws))
 
 
 def _noise_without_heads(noise: NoiseLevel, heads: AttentionHeads) -> NoiseLevel:
@@ -207,5 +239,5 @@ def _advice(session: QuerySession, request: Request) -> str:
     if request.rank is not None:
         return "the rank or the number of heads is larger, or another --seed may do"
     if request.one_head:
-        return "there is more than one head: try --heads-at-most"
+        return "there is more than one head (try --heads-at-most), or more noise than was measured"
     return "more heads, or another --seed, may do"

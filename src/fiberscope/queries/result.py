@@ -90,6 +90,8 @@ class Estimate:
         What the reader should know: fallbacks used, weak heads, limits met.
     evidence
         Claims with their status.
+    explained
+        Relative error that the final check may grant; default what ``precision`` states.
     """
 
     heads: AttentionHeads
@@ -97,6 +99,7 @@ class Estimate:
     method: str
     notes: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    explained: float | None = None
 
 
 @dataclass(frozen=True)

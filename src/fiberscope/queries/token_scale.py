@@ -88,7 +88,7 @@ def find_token_scale(
     )
     values = answers[below] / sizes[below]
     errors = 30 * unit * np.abs(values).max(initial=0.0) + absolute / sizes[below]
-    clear = errors <= 0.05 * (np.abs(values) - errors).max(initial=0.0)
+    clear = errors <= 0.2 * (np.abs(values) - errors).max(initial=0.0)
     backed_off = not bool(finite.all())
     if not clear.any():
         size = float(min(1.0, sizes[below][-1]))
