@@ -61,7 +61,9 @@ def test_files_plot_and_warning(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     files = ["--path", str(tmp_path / "path.npz"), "--bank", str(tmp_path / "bank.npz")]
     code, out, err = run(capsys, *SMALL, *files, "--t", "0.1,0.05", "--plot", str(figure))
     assert code == 0 and figure.read_text().startswith("<?xml")
-    assert "4 inputs do not separate" in err and "smallest generic bank has 5 inputs" in err
+    assert (
+        "4 inputs do not separate" in err and "smallest generic bank has 5 different inputs" in err
+    )
     assert max(map(len, out.splitlines())) <= 100
     code, _, err = run(capsys, *SMALL, *files, "--t", "0.1", "--plot", str(figure))
     assert code == 3 and "exists" in err
@@ -113,3 +115,19 @@ def test_banks_that_cannot_separate_are_named_first(
     assert (code, out) == (3, "")
     assert "the bank cannot separate although other banks do; give at least 5 inputs" in err
     assert "spectrum at t" not in err
+
+
+def test_repeated_inputs_are_counted_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    drawn = np.random.default_rng(0).standard_normal((4, 3, 2))
+    # The same four inputs again, and with their tokens in another order: nothing new is seen.
+    np.savez(tmp_path / "bank.npz", X=np.concatenate([drawn, drawn, drawn[:, ::-1]]))
+    bank = ["--bank", str(tmp_path / "bank.npz")]
+    code, out, err = run(capsys, *SMALL, "--exact-orders", "--json", *bank)
+    answer = json.loads(out)
+    assert (code, answer["inputs"], answer["distinct_inputs"]) == (0, 12, 4)
+    assert answer["separates"] is False
+    assert "these 12 inputs, of which 4 are different, do not separate" in err
+    code, out, err = run(capsys, *SMALL, "--exact-orders", "--json")
+    assert (json.loads(out)["separates"], err) == (True, "")

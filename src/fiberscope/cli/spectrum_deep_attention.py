@@ -100,7 +100,7 @@ def command(as_json: bool, plot_file: Path | None, **given: Any) -> None:
         raise InputError(f"--noise must be positive, got {given['noise']}")
     path, bank, notes = _path_and_bank(given)
     architecture = path.architecture
-    orders, source, warnings = _orders(path, bank, given)
+    orders, source, warnings, separating = _orders(path, bank, given)
     notes += warnings
     for note in notes:
         click.echo(f"note: {note}", err=True)
@@ -115,7 +115,9 @@ def command(as_json: bool, plot_file: Path | None, **given: Any) -> None:
             digits=given["digits"],
             progress=lambda message: click.echo(message, err=True),
         )
-    answer = _answer(architecture, bank, points, found, orders, source, given["digits"], noise)
+    answer = _answer(
+        architecture, bank, points, found, orders, source, given["digits"], noise, separating
+    )
     if plot_file is not None and found is not None:
         plot_spectrum(
             plot_file,
@@ -199,14 +201,14 @@ def _made_bank(path: ContactPath, given: Mapping[str, Any], notes: list[str]) ->
 
 def _orders(
     path: ContactPath, bank: InputBank, given: Mapping[str, Any]
-) -> tuple[dict[int, int], str, list[str]]:
-    """Orders on this bank, where they come from, and warnings."""
+) -> tuple[dict[int, int], str, list[str], bool]:
+    """Orders on this bank, where they come from, warnings, and whether the bank separates."""
     architecture = path.architecture
     residues = residue_path(path, bank.inputs, None if given["rational"] else JET_PRIME)
     if has_leading_frame(architecture) and given["values"] == "identity":
         expected = theorem_orders(architecture)
         if separates(residues, expected) and not given["exact_orders"]:
-            return expected, "theorem", []
+            return expected, "theorem", [], True
     if architecture.layer_norm:
         # Square roots of given data need not exist in the prime field; generic data of this kind.
         rng = np.random.default_rng(given["seed"])
@@ -231,12 +233,15 @@ def _orders(
             )
         warnings.append(f"{invisible}: higher orders, or freedom that is not known")
     if dict(found.multiplicities) != dict(smallest.orders):
+        distinct = _distinct(bank, architecture)
+        few = f", of which {distinct} are different," if distinct < bank.size else ""
         warnings.append(
-            f"these {bank.size} inputs do not separate: some orders are higher than they need to "
-            f"be; the smallest generic bank has {smallest.size} inputs"
+            f"these {bank.size} inputs{few} do not separate: some orders are higher than they need "
+            f"to be; the smallest generic bank has {smallest.size} different inputs"
         )
     source = "exact orders over the rational numbers" if given["rational"] else "exact orders"
-    return dict(found.multiplicities), source, warnings
+    separating = found.resolved and dict(found.multiplicities) == dict(smallest.orders)
+    return dict(found.multiplicities), source, warnings, separating
 
 
 def _refuse_rational(architecture: Architecture) -> None:
@@ -251,6 +256,15 @@ def _refuse_rational(architecture: Architecture) -> None:
             f"--rational is for up to {MOST_RATIONAL} parameters, since numerators grow, and this "
             f"network has {architecture.space.size}: leave it out"
         )
+
+
+def _distinct(bank: InputBank, architecture: Architecture) -> int:
+    """Number of different inputs; without a mask the order of the tokens does not matter."""
+    kinds = set()
+    for tokens in bank.inputs:
+        rows = [tuple(row) for row in tokens.tolist()]
+        kinds.add(tuple(rows if architecture.causal else sorted(rows)))
+    return len(kinds)
 
 
 def _fault_of_bank(path: ContactPath, size: int, seed: int) -> bool:
@@ -270,6 +284,7 @@ def _answer(
     source: str,
     digits: int,
     noise: Fraction | None,
+    separating: bool,
 ) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "schema": "fiberscope/spectrum/1",
@@ -277,6 +292,8 @@ def _answer(
         "architecture": architecture_facts(architecture),
         "parameters": architecture.space.size,
         "inputs": bank.size,
+        "distinct_inputs": _distinct(bank, architecture),
+        "separates": separating,
     }
     if found is None:
         bands = [
