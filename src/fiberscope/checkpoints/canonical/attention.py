@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,8 @@ class Heads:
         Shape ``(G, m, s, d)``.
     output_changed
         Whether it differs from what is stored.
+    round_gain
+        How gains will be rounded when they are written.
     query_gain, key_gain
         Gains of normalised queries and keys, as used; None where there are none.
     """
@@ -48,6 +51,7 @@ class Heads:
     output: Array
     output_changed: bool
     spacing: float
+    round_gain: Callable[[Array], Array]
     query_gain: Array | None = None
     key_gain: Array | None = None
     gains_changed: bool = False

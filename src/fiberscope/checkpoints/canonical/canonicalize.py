@@ -133,7 +133,10 @@ def canonicalize(
     wiring = wire(model.architecture, model.observable)
     parts = style_named(style, wiring, drop=drop, keep_unread=keep_unread)
     form = CanonicalForm(
-        wiring, ledger(model.architecture, model.observable).items, workspace_of(model), parts
+        wiring,
+        ledger(model.architecture, model.observable).items,
+        workspace_of(model, dtype),
+        parts,
     )
     verify = _Verification(model)
     record = {
@@ -196,14 +199,15 @@ def canonical_parameters(
     return dict(form.tensors()), form
 
 
-def workspace_of(model: OpenModel) -> Workspace:
-    """A workspace on an opened checkpoint."""
+def workspace_of(model: OpenModel, target: str | None = None) -> Workspace:
+    """A workspace on an opened checkpoint, which will be written in a format or in its own."""
     source, matching = model.source, model.matching
     assert source is not None and matching is not None
     return Workspace(
         model.architecture,
         lambda name: source.read(matching.stored[name]),
         lambda name: source.tensors[matching.stored[name]].dtype,
+        target,
     )
 
 

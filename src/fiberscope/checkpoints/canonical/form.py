@@ -214,6 +214,7 @@ class CanonicalForm:
             output,
             changed,
             work.spacing(a.query, a.key, a.value, a.output),
+            lambda gain: self._rounded_gain(a, gain),
             self._inner_gain(a.query_norm),
             self._inner_gain(a.key_norm),
         )
@@ -224,6 +225,11 @@ class CanonicalForm:
 
     def _inner_gain(self, norm: Norm | None) -> Array | None:
         return None if norm is None or norm.gain is None else self.work.read(norm.gain)
+
+    def _rounded_gain(self, a: Attention, gain: Array) -> Array:
+        norm = a.query_norm
+        assert norm is not None and norm.gain is not None
+        return self.work.rounded_as(norm.gain, gain)
 
     def _mlp_step(self, m: Mlp) -> _Step:
         views = [m.up, m.gate, m.down, m.up_bias, m.gate_bias]

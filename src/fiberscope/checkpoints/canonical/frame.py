@@ -178,7 +178,8 @@ def _blocks(
     """Order by the gains, and the runs of coordinates whose gains all agree."""
     if not gains:
         return np.arange(width), [(0, width)]
-    keys = np.stack([view.window(work.stored(view.tensor)).astype(np.float64) for view in gains])
+    # Gains that agree once they are rounded are equal in the model that is written.
+    keys = np.stack([work.as_written(view) for view in gains])
     order = np.lexsort(-keys[::-1])
     ordered = keys[:, order]
     edges = np.flatnonzero((ordered[:, 1:] != ordered[:, :-1]).any(axis=0)) + 1

@@ -217,7 +217,8 @@ def order_gains(heads: Heads, places: Places) -> None:
             heads.gains_changed = True
         if len(rows) == 2:
             product = q_gain[index] * k_gain[index]
-            if q_gain[index][0] == q_gain[index][1] and k_gain[index][0] == k_gain[index][1]:
+            pairs = heads.round_gain(q_gain[index]), heads.round_gain(k_gain[index])
+            if all(pair[0] == pair[1] for pair in pairs):
                 free.append((rows[0], rows[1]))
             elif abs(product[0] - product[1]) <= 2 * tolerance * product.max():
                 close.append(number)

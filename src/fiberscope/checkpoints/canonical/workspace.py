@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Architecture
 from fiberscope.checkpoints.inspection.roles import storage_epsilon
+from fiberscope.checkpoints.writing import FORMATS, rounded
 from fiberscope.errors import InputError
 from fiberscope.parameters import View
 
@@ -39,6 +40,8 @@ class Workspace:
         Tensor of the architecture -> array in its stored format.
     format_of
         Tensor of the architecture -> name of its stored format.
+    target
+        Format that everything will be written in; None where each tensor keeps its own.
     """
 
     def __init__(
@@ -46,8 +49,9 @@ class Workspace:
         architecture: Architecture,
         load: Callable[[str], NDArray[Any]],
         format_of: Callable[[str], str],
+        target: str | None = None,
     ) -> None:
-        self.architecture = architecture
+        self.architecture, self.target = architecture, target
         self._load, self._format_of = load, format_of
         self._held: dict[str, NDArray[Any]] = {}
         self._written: dict[str, NDArray[Any]] = {}
@@ -91,6 +95,18 @@ class Workspace:
         if view.offset:
             values += view.offset
         return values
+
+    def as_written(self, view: View) -> Array:
+        """A role that keeps its values, as they will be rounded when it is written."""
+        window = view.window(self.stored(view.tensor))
+        if self.target is not None:
+            window = rounded(window, FORMATS[self.target])
+        return window.astype(np.float64)
+
+    def rounded_as(self, view: View, values: Array) -> Array:
+        """New values of a role as they will be rounded when they are written."""
+        name = self.target or self._format_of(view.tensor)
+        return rounded(values, FORMATS.get(name, FORMATS["float32"])).astype(np.float64)
 
     def write(self, view: View, values: Array) -> None:
         """Give a role new values."""
