@@ -125,7 +125,10 @@ def _badness(parts: list[Statistic]) -> float:
 
 
 def _vectors(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
-    return statistic(b.label, b.array, frame.carry(a.array), rotated=frame.rotated)
+    exact = a.untouched and b.untouched and not frame.rotated
+    return statistic(
+        b.label, b.array, frame.carry(a.array), rotated=frame.rotated, computed=not exact
+    )
 
 
 def _kept(a: Vectors, b: Vectors, frame: Frame) -> Statistic:

@@ -58,14 +58,11 @@ def _scaled(first: StoredModel, second: StoredModel, found: Alignment, ledger: L
     if not all(sizes) or abs(sizes[1] / sizes[0] - 1) < 1e-6:
         return ""
     factor = float(sizes[1] / sizes[0])
+    for a, b in zip(one.tables, other.tables, strict=True):
+        lengths = [np.sqrt((v.array.value**2).sum(axis=-1)) for v in (a, b)]
+        if np.abs(lengths[1] - factor * lengths[0]).max(initial=0.0) > 0.02 * lengths[1].max():
+            return ""  # row norms do not depend on the frame
     scaled = ScaledStream(first, factor)
-    tables = [
-        statistic(b.label, b.array, found.frame.carry(a.array), rotated=found.frame.rotated)
-        for a, b in zip(scaled.tables, other.tables, strict=True)
-    ]
-    # With one sign for all coordinates the frame found can be that of the opposite sign.
-    if any(part.relative > 0.1 for part in tables):
-        return ""
     again = align(scaled, other, ledger)
     if again.mismatches or not all(part.is_same for part in again.statistics):
         return ""

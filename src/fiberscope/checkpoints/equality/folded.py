@@ -27,6 +27,7 @@ from fiberscope.checkpoints.architecture.program import (
 from fiberscope.checkpoints.equality.noisy import Noisy, joined, rounding_variance
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free, unrotated_index
+from fiberscope.checkpoints.ledger.rules.discrete import sharing_positions
 from fiberscope.checkpoints.ledger.wiring import Point, Reader, Role, Segment
 from fiberscope.parameters import View
 
@@ -80,12 +81,14 @@ class Vectors:
     """Vectors along the stream that only the frame moves: shape ``(count, d)``.
 
     ``kind`` says how signs act: ``"vector"``, ``"gain"`` (keeps its sign) or ``"signed gain"``
-    (the gain of a norm in front of a tied table, which takes the stream's sign back).
+    (the gain of a norm in front of a tied table, which takes the stream's sign back). An
+    ``untouched`` table holds the stored numbers themselves, so that renaming is exact.
     """
 
     label: str
     array: Noisy
     kind: str = "vector"
+    untouched: bool = False
 
 
 class FoldedModel:
@@ -138,10 +141,11 @@ class FoldedModel:
             if len(dead) == a.key_width:
                 key_constant = None
         table = None
-        if a.position_table is not None:
-            whole = self.model.read(a.position_table)
+        owner = self._tables.get(id(a))
+        if owner is not None and owner.position_table is not None:
+            whole = self.model.read(owner.position_table)
             whole = Noisy(whole.value.transpose(1, 2, 0), whole.variance.transpose(1, 2, 0))
-            live = self._live_buckets(a, whole.shape[-1])
+            live = self._live_buckets(owner, whole.shape[-1])
             table = whole.take(live, 2).centred(-1)
         output = self.write(self.model.read(a.output), wiring.segment_of(a))
         query, query_constant = parts[Role.QUERY]
@@ -166,6 +170,15 @@ class FoldedModel:
         if norm is None or norm.gain is None:
             return None
         return self.model.read(norm.gain).take(rows, 0)
+
+    @cached_property
+    def _tables(self) -> dict[int, Attention]:
+        """For every attention that adds a position table, the attention that owns it.
+
+        Layers that share a table have their heads named by its columns.
+        """
+        shared = sharing_positions(self.wiring.attentions)
+        return {id(each): sharing[0] for sharing in shared for each in sharing}
 
     def _live_buckets(self, a: Attention, buckets: int) -> list[int]:
         """Buckets that some distance reaches: the others are unread parameters."""
@@ -208,11 +221,15 @@ class FoldedModel:
                 arrays[name] = Noisy(stored.astype(np.float64), rounding_variance(stored))
             self._move_constants(segment, arrays)
             for writer in writers:
+                held = self.model.tensor(writer.view.tensor)
+                untouched = not segment.blind and np.array_equal(
+                    arrays[writer.view.tensor].value, held
+                )
                 rows = _window(writer.view, arrays)
                 rows = Noisy(rows.value + writer.view.offset, rows.variance)
                 rows = self.write(rows.reshaped(-1, segment.width), segment)
                 if writer.view not in seen:  # encoder and decoder can share a table
-                    found.append(Vectors(writer.label, rows))
+                    found.append(Vectors(writer.label, rows, untouched=untouched))
                 seen.add(writer.view)
         return found
 

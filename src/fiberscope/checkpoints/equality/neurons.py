@@ -18,6 +18,8 @@ from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined, whitened
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 
 SKETCH = 16
+REACH = 6.0
+"""Standard deviations within which two arguments count as equal."""
 LARGEST_ASSIGNMENT = 6000
 """Neurons that an optimal assignment is asked to sort out when neighbours are not unique."""
 
@@ -368,11 +370,13 @@ def _arguments(f: FoldedMlp, scales: Scales) -> Noisy:
 def _clusters(x: Noisy, y: Noisy) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]] | None:
     """Sets of equal arguments in both models, paired; None when they do not correspond."""
     both = joined([x, y], 0)
-    spread = np.sqrt(both.variance.sum(axis=1))
-    floor = 64 * np.finfo(np.float64).eps * np.sqrt((both.value**2).sum(axis=1))
-    reach = 6.0 * (np.median(spread) + np.median(floor))
-    tree = cKDTree(both.value)
-    pairs = tree.query_pairs(reach, output_type="ndarray")
+    floor = (64 * np.finfo(np.float64).eps) ** 2 * (both.value**2).sum(axis=1)
+    variance = both.variance.sum(axis=1) + floor
+    # Rows with exceptionally large rounding find no partner here rather than all of them.
+    reach = REACH * np.sqrt(2 * np.quantile(variance, 0.99))
+    pairs = cKDTree(both.value).query_pairs(reach, output_type="ndarray")
+    apart = np.square(both.value[pairs[:, 0]] - both.value[pairs[:, 1]]).sum(axis=1)
+    pairs = pairs[apart <= REACH**2 * (variance[pairs[:, 0]] + variance[pairs[:, 1]])]
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 

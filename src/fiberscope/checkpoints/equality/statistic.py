@@ -77,6 +77,7 @@ def statistic(
     condition: float = 1.0,
     leverage: float = 0.0,
     independent: float | None = None,
+    computed: bool = True,
 ) -> Statistic:
     """Compare what is stored with what a move of the other model would be.
 
@@ -92,6 +93,8 @@ def statistic(
         Share of a row's rounding that the fit passes on to each of its elements.
     independent
         See :class:`Statistic`.
+    computed
+        False where stored numbers themselves are compared, which leaves no rounding of float64.
     """
     residual = found.value - expected.value
     variance = found.variance + expected.variance
@@ -99,7 +102,7 @@ def statistic(
     if count == 0:
         return Statistic(name, 0.0, 0.0, 0, 0.0)
     size = np.maximum(mean_square(found.value), mean_square(expected.value))
-    factor = FLOOR * EPSILON * min(max(condition, 1.0), LARGEST_CONDITION)
+    factor = FLOOR * EPSILON * min(max(condition, 1.0), LARGEST_CONDITION) if computed else 0.0
     floor = factor**2 * size
     allowed = variance + floor
     row = variance.mean(axis=-1, keepdims=True)

@@ -56,13 +56,20 @@ def witness_of(
 
 def _linear_steps(alignment: Alignment, catalogue: Catalogue) -> Iterator[Step]:
     yield from _frame(alignment, catalogue)
+    for sharing in discrete.sharing_positions(catalogue.wiring.attentions):
+        owner = alignment.heads.get(sharing[0].label)
+        if len(sharing) > 1 and owner is not None:
+            where = discrete.sharing_place(sharing)
+            yield from _steps(
+                catalogue, {discrete.GROUP_PERMUTATION: owner.groups[None]}, None, where
+            )
     for attention in catalogue.wiring.attentions:
         found = alignment.heads.get(attention.label)
         if found is None or not found.groups.size:
             continue
         place = (attention.layer, attention.label)
         values: dict[str, Any] = {
-            discrete.GROUP_PERMUTATION: found.groups[None],
+            discrete.GROUP_PERMUTATION: found.groups[None],  # alone; shared tables come first
             discrete.HEAD_PERMUTATION: found.heads,
             heads.VALUE_OUTPUT: found.value_output,
         }

@@ -77,10 +77,16 @@ def sharing_positions(attentions: Sequence[Attention]) -> list[tuple[Attention, 
     return [tuple(sharing) for sharing in gathered]
 
 
+def sharing_place(sharing: tuple[Attention, ...]) -> str:
+    """The place of attentions whose heads can only be permuted together, in words."""
+    label = sharing[0].label
+    return label if len(sharing) == 1 else f"{label} and all that share its positions"
+
+
 def _heads(sharing: tuple[Attention, ...]) -> Iterator[Item]:
     a = sharing[0]
     layer = a.layer if len(sharing) == 1 else None
-    where = a.label if len(sharing) == 1 else f"{a.label} and all that share its positions"
+    where = sharing_place(sharing)
     views: list[View | None] = []
     for each in sharing:
         views += [each.query, each.key, each.value, each.output]

@@ -1,0 +1,195 @@
+"""Weights with more freedom than the generic group: the exact fiber counts, not the group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fiberscope.checkpoints.architecture.program import Observable
+from fiberscope.checkpoints.ledger.wiring import wire
+from fiberscope.checkpoints.moves import Catalogue, RandomMove
+from fiberscope.verdict import Outcome
+from tests.checkpoints.equality.pairs import (
+    Parameters,
+    compared,
+    drawn,
+    laid_out,
+    moved,
+    output_change,
+    stored,
+)
+from tests.checkpoints.ledger import toys
+
+FORMS = ("float64", "float32", "bfloat16")
+
+
+def same(model: object, source: Parameters, copy: Parameters) -> None:
+    """Both are one function, and are found to be."""
+    assert output_change(model, source, copy) < 1e-12  # type: ignore[arg-type]
+    for form in FORMS:
+        found = compared(model, source, stored(copy, form))  # type: ignore[arg-type]
+        assert found.outcome is Outcome.SAME, (form, found.reason)
+
+
+@pytest.mark.parametrize("config", [toys.gpt2(n_embd=8), toys.llama(tie_word_embeddings=True)])
+def test_rotations_among_equal_final_gains(config: dict[str, object]) -> None:
+    model = laid_out(config)
+    source = drawn(model, 1)
+    name = next(n for n in source if n.endswith(("ln_f.weight", "model.norm.weight")))
+    half = len(source[name]) // 2
+    source[name] = np.repeat([0.75, 1.25], half)
+    move = RandomMove(Catalogue(model, Observable.LOGITS), 5)
+    copy = {k: np.array(v) for k, v in move.tensors(lambda name: source[name].copy())}
+    same(model, source, copy)
+
+
+def test_mixed_duplicate_neurons_of_a_gated_layer() -> None:
+    model = laid_out(toys.llama())
+    mlp = wire(model, model.default_observable).mlps[0]
+    assert mlp.gate is not None
+    source = drawn(model, 1)
+    gate = mlp.gate.read(source)
+    gate[1] = gate[0]
+    mlp.gate.write(source, gate)
+    copy = {name: value.copy() for name, value in source.items()}
+    mix = np.array([[1.0, 2.0], [-0.5, 1.5]])
+    up, down = mlp.up.read(copy), mlp.down.read(copy)
+    up[:2] = mix @ up[:2]
+    down[:, :2] = down[:, :2] @ np.linalg.inv(mix)
+    mlp.up.write(copy, up)
+    mlp.down.write(copy, down)
+    same(model, source, moved(model, copy, 7))
+
+
+def test_outputs_moved_between_duplicate_neurons() -> None:
+    model = laid_out(toys.gpt2())
+    mlp = wire(model, model.default_observable).mlps[0]
+    source = drawn(model, 1)
+    up = mlp.up.read(source)
+    up[1] = up[0]
+    mlp.up.write(source, up)
+    assert mlp.up_bias is not None
+    bias = mlp.up_bias.read(source)
+    bias[1] = bias[0]
+    mlp.up_bias.write(source, bias)
+    copy = {name: value.copy() for name, value in source.items()}
+    down = mlp.down.read(copy)
+    shift = np.random.default_rng(0).standard_normal(len(down))
+    down[:, 0] += shift
+    down[:, 1] -= shift
+    mlp.down.write(copy, down)
+    same(model, source, moved(model, copy, 7))
+
+
+def test_values_mixed_between_equal_heads() -> None:
+    model = laid_out(toys.gpt2(n_embd=12, n_head=3, vocab_size=40))
+    attention = wire(model, model.default_observable).attentions[0]
+    source = drawn(model, 1)
+    for view in (attention.query, attention.key, attention.query_bias, attention.key_bias):
+        assert view is not None
+        array = view.read(source)
+        array[1] = array[0]
+        view.write(source, array)
+    copy = {name: value.copy() for name, value in source.items()}
+    width = attention.value_width
+    mix = np.eye(2 * width) + 0.3 * np.random.default_rng(0).standard_normal((2 * width,) * 2)
+    value, output = attention.value.read(copy), attention.output.read(copy)
+    joined = mix @ value[:2].reshape(2 * width, -1)
+    outer = np.linalg.inv(mix).T @ output[:2, 0].reshape(2 * width, -1)
+    value[:2], output[:2, 0] = joined.reshape(2, width, -1), outer.reshape(2, width, -1)
+    assert attention.value_bias is not None
+    bias = attention.value_bias.read(copy)
+    bias[:2] = (mix @ bias[:2].reshape(-1)).reshape(2, width)
+    for view, array in (
+        (attention.value, value),
+        (attention.output, output),
+        (attention.value_bias, bias),
+    ):
+        view.write(copy, array)
+    same(model, source, moved(model, copy, 7))
+
+
+@pytest.mark.parametrize("role", ["output", "value", "query"])
+def test_silent_heads_and_constant_attention(role: str) -> None:
+    """The partner of a zero factor is free: in the copy it is something else altogether."""
+    model = laid_out(toys.llama(num_attention_heads=2, num_key_value_heads=2))
+    attention = wire(model, model.default_observable).attentions[0]
+    source = drawn(model, 1)
+    view = getattr(attention, role)
+    array = view.read(source)
+    array[0] = 0.0
+    view.write(source, array)
+    copy = {name: value.copy() for name, value in source.items()}
+    partner = {"output": attention.value, "value": attention.output, "query": attention.key}[role]
+    array = partner.read(copy)
+    array[0] = np.random.default_rng(1).standard_normal(array[0].shape)
+    partner.write(copy, array)
+    same(model, source, moved(model, copy, 7))
+
+
+def test_one_number_in_a_silent_head_is_different() -> None:
+    """A singular change of basis must not excuse anything."""
+    model = laid_out(toys.llama(num_attention_heads=2, num_key_value_heads=2))
+    attention = wire(model, model.default_observable).attentions[0]
+    source = drawn(model, 1)
+    output = attention.output.read(source)
+    output[0] = 0.0
+    attention.output.write(source, output)
+    copy = {name: value.copy() for name, value in source.items()}
+    output = attention.output.read(copy)
+    output[0, 0, 0, 0] = 0.1
+    attention.output.write(copy, output)
+    assert output_change(model, source, copy) > 1e-3
+    for form in FORMS:
+        for one, other in ((source, copy), (copy, source)):
+            found = compared(model, stored(one, form), stored(other, form))
+            assert found.outcome is Outcome.DIFFERENT, (form, found.reason)
+            assert "attention" in found.first_difference
+
+
+def test_dead_neurons_have_free_partners() -> None:
+    model = laid_out(toys.llama())
+    mlp = wire(model, model.default_observable).mlps[0]
+    assert mlp.gate is not None
+    source = drawn(model, 1)
+    for view, row in ((mlp.gate, 0), (mlp.up, 1)):
+        array = view.read(source)
+        array[row] = 0.0
+        view.write(source, array)
+    copy = {name: value.copy() for name, value in source.items()}
+    down = mlp.down.read(copy)
+    down[:, :2] = np.random.default_rng(2).standard_normal((len(down), 2))
+    mlp.down.write(copy, down)
+    same(model, source, moved(model, copy, 7))
+
+
+def test_removed_dead_neurons() -> None:
+    small, large = laid_out(toys.llama(intermediate_size=4)), laid_out(toys.llama())
+    source = drawn(small, 1)
+    grown = {}
+    for name, shape in large.tensors.items():
+        array = np.zeros(shape)
+        array[tuple(slice(0, size) for size in source[name].shape)] = source[name]
+        grown[name] = array
+    from fiberscope.checkpoints.equality.comparison import compare_models
+    from fiberscope.checkpoints.equality.stored import StoredModel
+
+    copy = moved(large, grown, 3)
+    found = compare_models(StoredModel.of(small, source), StoredModel.of(large, copy))
+    assert found.outcome is Outcome.SAME, found.reason
+
+
+def test_tied_against_stored_twice(tmp_path: object) -> None:
+    tied = laid_out(toys.llama(tie_word_embeddings=True))
+    untied = laid_out(toys.llama(tie_word_embeddings=False))
+    source = drawn(tied, 1)
+    copy = {**source, "lm_head.weight": source["model.embed_tokens.weight"]}
+    from fiberscope.checkpoints.equality.comparison import compare_models
+    from fiberscope.checkpoints.equality.stored import StoredModel
+
+    first = StoredModel.of(tied, source)
+    first.config = toys.llama(tie_word_embeddings=True)
+    second = StoredModel.of(untied, moved(untied, copy, 3))
+    for one, other in ((first, second), (second, first)):
+        found = compare_models(one, other)
+        assert found.outcome is Outcome.SAME, found.reason
