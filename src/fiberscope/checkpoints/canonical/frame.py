@@ -203,7 +203,7 @@ class _Rows:
         work: Workspace,
         order: NDArray[np.int64],
     ) -> None:
-        self.wiring, self.work, self.order = wiring, work, order
+        self.wiring, self.work, self.order, self.points = wiring, work, order, points
         tied = [w.view for segment in group.segments for w in segment.writers if w.tied]
         self.tied = bool(tied)
         self.tables: list[View] = []
@@ -234,26 +234,63 @@ class _Rows:
         """Signed sums of rows over residue classes: shape ``(buckets, width)``, reordered."""
         chosen = self.order if columns is None else self.order[columns]
         total = np.zeros((buckets, len(chosen)))
-        number = stream
+        number, first = stream, 0
         for tables in self.sums_of:
             means = np.zeros(len(chosen))
             for view in tables:
                 number += 16
-                part, mean = self._bucket(view, buckets, number)
-                total += part[:, chosen]
-                means += mean[chosen]
-            total[number % buckets] += means
+                part, mean = self._bucket(view, buckets, number, chosen)
+                # Few rows leave most classes empty: the next ones go to others.
+                total += np.roll(part, first, axis=0)
+                first += len(looked_up(self.wiring, view))
+                means += mean
+            total[first % buckets] += means
+            first += 1
         for view in self.alone:
             number += 16
-            part, mean = self._bucket(view, buckets, number)
-            total += part[:, chosen]
+            part, _ = self._bucket(view, buckets, number, chosen)
+            total += np.roll(part, first, axis=0)
+            first += view.shape[0]
         for reader, point in self.readers:
             number += 16
-            part, mean = self._bucket(reader.weight, buckets, number)
+            part, _ = self._bucket(reader.weight, buckets, number, chosen)
             if point.norm.gain is not None:
-                part *= self.work.read(point.norm.gain)
-            total += part[:, chosen]
+                part *= self.work.read(point.norm.gain)[chosen]
+            total += np.roll(part, first, axis=0)
+            first += reader.weight.shape[0]
         return total
+
+    def count(self) -> int:
+        """How many of the rows can be independent, whatever their values."""
+        found = len(self.sums_of) + sum(view.shape[0] - 1 for view in self.alone)
+        for view in (view for tables in self.sums_of for view in tables):
+            found += int(np.count_nonzero(looked_up(self.wiring, view))) - 1
+        return found + sum(reader.weight.shape[0] - 1 for reader, _ in self.readers)
+
+    def second_moment(self, columns: NDArray[np.int64]) -> Array:
+        """Mean outer product of the unit rows that neurons read, less its trace part.
+
+        Shape ``(columns, columns)``. No other symmetry changes it, and a rotation of the stream
+        turns it: it carries the frame of the rows that are known to directions none of them spans.
+        """
+        chosen = self.order[columns]
+        total = np.zeros((len(chosen), len(chosen)))
+        for mlp in self.wiring.mlps:
+            view = mlp.up if mlp.gate is None else mlp.gate
+            point = self.wiring.point_reading(view)
+            if point not in self.points:
+                continue
+            rows = self.work.read(view)
+            if point.norm.gain is not None:
+                rows *= self.work.read(point.norm.gain)
+            if point.blind:
+                rows -= rows.mean(axis=1, keepdims=True)
+            length = np.linalg.norm(rows, axis=1)
+            rows = rows[length > 0][:, chosen] / length[length > 0, None]
+            total += rows.T @ rows
+            self.work.forget(view.tensor)
+        total -= np.trace(total) / len(total) * np.eye(len(total))
+        return total / max(float(np.linalg.norm(total, 2)), 1e-300)
 
     def column_lengths(self) -> Array:
         """Length of every column of the tied (or largest) table, less its mean, as stored."""
@@ -274,8 +311,10 @@ class _Rows:
         found: Array = (weights - weights.mean()) @ rows
         return found[self.order]
 
-    def _bucket(self, view: View, buckets: int, stream: int) -> tuple[Array, Array]:
-        """Signed sums of the rows less their mean, and the mean."""
+    def _bucket(
+        self, view: View, buckets: int, stream: int, chosen: NDArray[np.int64]
+    ) -> tuple[Array, Array]:
+        """Signed sums of the rows less their mean, and the mean, for chosen columns."""
         stored = view.window(self.work.stored(view.tensor))
         keep = looked_up(self.wiring, view).astype(np.float64)
         seed = np.random.SeedSequence([REFERENCE_SEED, 11, stream, len(stored)])
@@ -283,19 +322,21 @@ class _Rows:
             np.array([-1.0, 1.0]), len(stored)
         )
         signs *= keep
-        total = np.zeros((buckets, stored.shape[1]))
-        mean = np.zeros(stored.shape[1])
+        whole = np.array_equal(chosen, np.arange(stored.shape[1]))
+        total = np.zeros((buckets, len(chosen)))
+        mean = np.zeros(len(chosen))
         weight = np.zeros(buckets)
         step = max(1, CHUNK_ROWS // buckets) * buckets
         for start in range(0, len(stored), step):
-            rows = stored[start : start + step].astype(np.float64)
+            some = stored[start : start + step]
+            rows = (some if whole else some[:, chosen]).astype(np.float64)
             part = signs[start : start + step]
             mean += keep[start : start + step] @ rows
             rows *= part[:, None]
             if spare := -len(rows) % buckets:
                 rows = np.pad(rows, ((0, spare), (0, 0)))
                 part = np.pad(part, (0, spare))
-            total += rows.reshape(-1, buckets, stored.shape[1]).sum(axis=0)
+            total += rows.reshape(-1, buckets, len(chosen)).sum(axis=0)
             weight += part.reshape(-1, buckets).sum(axis=0)
         mean /= max(1.0, keep.sum())
         total -= weight[:, None] * mean
@@ -398,6 +439,8 @@ def _align(
         columns = np.arange(start, stop)
         sums = rows.sums(turning, 5, columns) * signs[columns]
         sums = sums @ basis if centred else sums
+        if rows.count() < turning:
+            sums = _extended(sums, rows, signs, columns, basis)
         noise = spacing * np.sqrt(np.mean(sums**2))
         skew = np.abs(sums - sums.T).max() if turning else 0.0
         if skew <= ROUNDINGS * noise * np.sqrt(2.0):
@@ -414,6 +457,23 @@ def _align(
             matrix = matrix + 1.0 / size
         found.append(matrix)
     return found, deficient
+
+
+def _extended(
+    sums: Array, rows: _Rows, signs: Array, columns: NDArray[np.int64], basis: Array
+) -> Array:
+    """Add images of the known rows under the neurons' second moment until they span the block."""
+    moment = rows.second_moment(columns) * np.outer(signs[columns], signs[columns])
+    moment = basis.T @ moment @ basis
+    known = max(1, rows.count())
+    total = sums.copy()
+    power = np.eye(len(sums))
+    for image in range(1, -(-len(sums) // known) + 1):
+        power = power @ moment
+        more = rows.sums(len(sums), 5 + 1024 * image, columns) * signs[columns]
+        more = np.roll(more @ basis, image * known, axis=0) @ power
+        total += more * (np.linalg.norm(sums) / max(float(np.linalg.norm(more)), 1e-300))
+    return total
 
 
 def _missing(sizes: Array, spacing: float) -> int:
