@@ -109,8 +109,9 @@ class Direction:
 class Balance:
     """How far the two sides of one symmetry are from equal size, and how the difference moved.
 
-    For queries and keys the difference is ``W_Q^T W_Q - W_K^T W_K`` per head (acting on the head's
-    rows, biases as one more input), which gradient flow conserves.
+    For queries and keys the difference is ``W_Q W_Q^T - W_K W_K^T`` in every head, weights taken as
+    ``(head width, inputs)`` with the bias as one more column, which gradient flow conserves; with
+    rotary positions, what the rotations leave of it.
 
     Attributes
     ----------
