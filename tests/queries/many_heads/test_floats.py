@@ -157,7 +157,7 @@ def test_more_heads_than_the_bound() -> None:
     assert refused.value.kind is Reason.MORE_HEADS
 
 
-@pytest.mark.parametrize("distance", [1e-1, 1e-3, 1e-5, 1e-8])
+@pytest.mark.parametrize("distance", [1e-1, 1e-3, 1e-8])
 def test_near_equal_heads_are_right_within_the_stated_bits_or_refused(distance: float) -> None:
     rng = np.random.default_rng(6)
     W, v = random_heads(3, 6, rng)

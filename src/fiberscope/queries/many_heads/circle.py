@@ -17,7 +17,7 @@ from fiberscope.queries.many_heads.steps import Fit, Steps, fit_steps
 Floats = NDArray[np.float64]
 
 GRID = 129
-SAMPLES = 3000
+SAMPLES = 1500
 """Most samples of one circle."""
 STEPS = 24
 """Most steps of one circle."""
@@ -25,6 +25,7 @@ _RESOLVED = 0.06
 """Intervals over which the value changes by more than this share are halved."""
 _NEAR = 60.0
 _STEEPNESSES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.12, 1.3, 1.6, 2.0, 3.0, 6.0)
+_HOPELESS = 0.3
 _ACCEPTED = 0.2
 """Residuals up to this share of the bound on errors of values are explained."""
 
@@ -57,7 +58,7 @@ class Circle:
         self.angles = np.zeros(0)
         self.plane = np.zeros((0, 2))
         self.values = np.zeros(0)
-        self.clustered = 0
+        self.clustered, self.wild = 0, False
 
     @staticmethod
     def axes(width: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
@@ -152,10 +153,13 @@ class Circle:
         spread = float(np.ptp(self.values))
         found = self.clusters(self.values, max(0.01 * spread, self.noise(spread)))
         self.clustered = len(found)
-        if not 0 < len(found) <= limit:
+        self.wild = len(found) > limit or len(self.values) > SAMPLES - GRID
+        if self.wild or not found:
             return None
         start = Steps(np.array([m for m, _ in found]), np.array([h for _, h in found]))
         fit = self.fit(start)
+        if fit.worst > _HOPELESS * spread:
+            return None
         for _ in range(limit):
             if fit.worst <= _ACCEPTED * self.floor(fit.steps):
                 return self.pruned(fit)
@@ -165,9 +169,9 @@ class Circle:
             fit = better
         return None
 
-    def fit(self, start: Steps) -> Fit:
+    def fit(self, start: Steps, rounds: int = 40) -> Fit:
         """Least squares over all samples."""
-        return fit_steps(self.plane, self.values, start, self.floor(start))
+        return fit_steps(self.plane, self.values, start, self.floor(start), rounds)
 
     def floor(self, steps: Steps) -> float:
         """Errors of values here."""
@@ -191,7 +195,9 @@ class Circle:
         lengths = np.linalg.norm(steps.directions, axis=1)
         near = int(np.argmin(np.abs(steps.directions @ at) / lengths))
         starts += self.split(steps, near)
-        fits = [self.fit(start) for start in starts]
+        tried = [self.fit(start, rounds=8) for start in starts]
+        tried.sort(key=lambda one: one.spread)
+        fits = [self.fit(one.steps) for one in tried[:2]]
         return min(fits, key=lambda one: one.worst) if fits else None
 
     def split(self, steps: Steps, which: int) -> list[Steps]:

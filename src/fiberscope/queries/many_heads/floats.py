@@ -47,6 +47,8 @@ ATTEMPTS = 8
 """Searches from a fresh direction."""
 CIRCLES = 4
 """Circles for one direction."""
+WILD = 3
+"""Circles in a row with too many changes to be steps, after which the search ends."""
 COARSE, FINE = 1.25, (1.2, 1.3)
 """Points per head, dimension and direction."""
 STEEPNESS = ((1e-13, 64.0), (1e-6, 8.0), (np.inf, 2.0))
@@ -111,6 +113,7 @@ class _Search:
         self.session, self.rng, self.limit, self.full = session, rng, limit, full
         self.noise = noise
         self.scanned = self.swept = False
+        self.wild = 0
         d = session.width
         total = session.ask(np.eye(d)[:, None, :], Purpose.RECOVERY)
         if not np.isfinite(total).all():
@@ -216,6 +219,13 @@ class _Search:
                         )
                     return z, fit.steps
             most = max(most, circle.clustered)
+            self.wild = self.wild + 1 if circle.wild else 0
+            if self.wild == WILD:
+                raise RecoveryRefusedError(
+                    Reason.TOO_MANY_HEADS,
+                    f"Values change everywhere on {WILD} circles in a row, or they are no function "
+                    "of this form.",
+                )
         kind = Reason.TOO_MANY_HEADS if most > STEPS else Reason.NO_CIRCLE
         raise _Failure(kind, f"Up to {most} groups of steps were seen on a circle.")
 
