@@ -429,9 +429,8 @@ def main() -> None:
     for name, count in sorted(found["counts"].items()):
         print(f"  {name}: {count}")
     for name, value in found["worst_rms_by_format"].items():
-        print(
-            f"  worst rms a pair, {name}: median {value['median']:.2f}, largest {value['largest']:.2f}"
-        )
+        middle, largest = value["median"], value["largest"]
+        print(f"  worst rms a pair, {name}: median {middle:.2f}, largest {largest:.2f}")
     print(f"wrong: {len(found['wrong'])}")
     for case in found["wrong"]:
         print("  ", case)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from fiberscope.checkpoints.architecture.program import NormKind
@@ -25,6 +27,11 @@ class ScaledStream(FoldedModel):
     def write(self, array: Noisy, segment: Segment, axis: int = -1) -> Noisy:
         """Everything written is multiplied."""
         return super().write(array, segment, axis).scaled(self.factor)
+
+    @cached_property
+    def tables(self) -> list[Vectors]:
+        """Multiplied like everything written, so no longer the stored numbers."""
+        return [Vectors(v.label, v.array, v.kind) for v in super().tables]
 
     def kept_vectors(self) -> list[Vectors]:
         """The gain and bias in front of a tied table take the factor back."""
