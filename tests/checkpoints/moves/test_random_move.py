@@ -147,6 +147,26 @@ def test_shifts_are_as_large_as_the_weights() -> None:
         assert difference(back, parameters) < 64 * 5e-4
 
 
+def test_models_as_they_are_initialised() -> None:
+    """Biases of zero, gains of one, a pooler of zeros: everything can still be moved and undone."""
+    for number, (config, observable) in enumerate(CASES[::3]):
+        twin = twin_of(config, observable, number)
+        offset = 1.0 if "gemma" in config["model_type"] else 0.0
+        parameters = {
+            name: np.full_like(value, 1.0 - offset if name.endswith("weight") else 0.0)
+            if value.ndim == 1
+            else np.zeros_like(value)
+            if "pooler" in name
+            else value
+            for name, value in twin.parameters.items()
+        }
+        before = twin.observe(parameters)
+        moved, witness, _ = drawn(config, observable, parameters, number)
+        scale = max(1e-3, float(np.abs(before).max()))
+        assert np.abs(twin.observe(moved) - before).max() < 1e-12 * scale
+        assert difference(witness.inverse().apply(moved), parameters) < 1e-12
+
+
 def with_tiny_and_zero_gains(parameters: Arrays, *, final: bool) -> Arrays:
     changed = {name: value.copy() for name, value in parameters.items()}
     for name, value in changed.items():

@@ -41,6 +41,7 @@ NAMED_ONLY = (NEURON_MIXING,)
 _LARGEST_MIXING = 64
 """Neurons mixed at once; more equal ones are mixed in parts."""
 
+_INITIAL = 0.02
 _TINY_GAIN = 1e-3
 """Size of a gain, relative to the median of its norm, below which its bias is moved on first."""
 
@@ -346,6 +347,7 @@ def named(name: str, known: Sequence[str], architecture: str) -> str:
 
 
 def _typical(arrays: Arrays) -> float:
-    """Root mean square over all tensors of a group."""
+    """Root mean square over all tensors of a group, or that of usual initial weights."""
     total = sum(float(np.square(array).sum()) for array in arrays.values())
-    return float(np.sqrt(total / max(1, sum(array.size for array in arrays.values()))))
+    found = float(np.sqrt(total / max(1, sum(array.size for array in arrays.values()))))
+    return found or _INITIAL

@@ -146,6 +146,8 @@ def write_checkpoint(
         notes = _write_companions(model, staging, dtype)
         total = _write_weights(model, staging, tensors, formats, full, progress)
         _write_index(source, staging, total)
+        if verify is not None and progress is not None:
+            progress(len(stored), len(stored) + 1, "verifying the outputs")
         verification = None if verify is None else verify(staging)
     names = tuple(sorted({form.name for form in formats.values()}))
     return Written(target, names, total, full, verification, notes)
@@ -327,7 +329,7 @@ def _write_weights(
             if name not in missing:
                 raise ValueError(f"{name} is no tensor of {model.architecture.name}, or came twice")
             if progress is not None:
-                progress(done, len(places), f"writing {name}")
+                progress(done, len(places) + 1, f"writing {name}")
             shape = source.tensors[stored[name]].shape
             kept = to_storage(np.asarray(values), formats[name], name, gains.get(name))
             for place in places[name]:
