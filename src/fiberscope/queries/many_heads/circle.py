@@ -110,7 +110,10 @@ class Circle:
             curve = self.unexplained(steps)
             wide = np.abs(np.diff(curve)) > max(_RESOLVED * spread, self.noise(spread))
             wide &= np.diff(self.angles) > 1e-13
-            if not wide.any() or len(self.values) + int(wide.sum()) > SAMPLES:
+            if not wide.any():
+                return
+            if len(self.values) + int(wide.sum()) > SAMPLES:
+                self.wild = True
                 return
             middles = 0.5 * (self.angles[1:] + self.angles[:-1])[wide]
             self.ask(middles)
@@ -153,7 +156,7 @@ class Circle:
         spread = float(np.ptp(self.values))
         found = self.clusters(self.values, max(0.01 * spread, self.noise(spread)))
         self.clustered = len(found)
-        self.wild = len(found) > limit or len(self.values) > SAMPLES - GRID
+        self.wild = self.wild or len(found) > limit
         if self.wild or not found:
             return None
         start = Steps(np.array([m for m, _ in found]), np.array([h for _, h in found]))
@@ -184,7 +187,7 @@ class Circle:
         if steps.count >= limit:
             return None
         self.refine(steps, float(np.ptp(self.unexplained(steps))), rounds=16)
-        if len(self.values) >= SAMPLES:
+        if self.wild:
             return None
         curve = self.unexplained(steps)
         starts = []
