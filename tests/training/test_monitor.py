@@ -380,6 +380,10 @@ def test_what_cannot_be_measured_is_refused():
     model.transformer.wpe.weight.ds_id = 3
     refused("sharded", model)
 
+    model = gpt2()
+    model.transformer.wpe.weight.data = torch.zeros(0, dtype=torch.float64)
+    refused("offloaded or sharded", model)
+
     class FullyShardedDataParallel(torch.nn.Module):
         def __init__(self, module):
             super().__init__()
@@ -387,7 +391,7 @@ def test_what_cannot_be_measured_is_refused():
 
     model = gpt2()
     model.transformer.h[0].mlp = FullyShardedDataParallel(model.transformer.h[0].mlp)
-    refused("no process holds|not part of", model)
+    refused("sharded by FullyShardedDataParallel", model)
 
     class Lomo:
         param_groups = ()

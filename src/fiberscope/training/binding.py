@@ -120,23 +120,24 @@ def bind(
     given = masters or {}
     if unknown := sorted(given.keys() - named.keys()):
         raise InputError(f"the model has no parameter {unknown[0]!r} that a master could stand for")
+    stepped = {key: given.get(key, parameter) for key, parameter in named.items()}
+    # Before the names: of sharded or wrapped weights they say nothing.
+    refuse_parameters(model, stepped, given)
     if attention:
         shapes = {key: tuple(value.shape) for key, value in named.items()}
-        found = declared_ledger(name, shapes, attention, observable)
-        stored: Mapping[str, str] = {}
-    else:
-        matching = match(architecture_of(model), named, f"the {name} in memory")
-        if matching.architecture.head is None and observable is not Observable.HIDDEN:
-            raise InputError(
-                f"the {name} has no head, so there are no {observable.value} to observe; pass "
-                "observable='hidden'"
-            )
-        found = ledger(matching.architecture, observable)
-        stored = matching.stored
-    tensors = {key: given.get(place, named[place]) for key, place in stored.items()}
-    others = set(named) - set(stored.values())
-    tensors |= {key: given.get(key, named[key]) for key in sorted(others)}
-    refuse_parameters(model, optimizer, tensors, given)
+        return _with_symmetries(
+            name, declared_ledger(name, shapes, attention, observable), stepped, optimizer
+        )
+    matching = match(architecture_of(model), named, f"the {name} in memory")
+    if matching.architecture.head is None and observable is not Observable.HIDDEN:
+        raise InputError(
+            f"the {name} has no head, so there are no {observable.value} to observe; pass "
+            "observable='hidden'"
+        )
+    found = ledger(matching.architecture, observable)
+    tensors = {key: stepped[place] for key, place in matching.stored.items()}
+    others = sorted(set(named) - set(matching.stored.values()))
+    tensors |= {key: stepped[key] for key in others}
     return _with_symmetries(name, found, tensors, optimizer)
 
 

@@ -48,6 +48,8 @@ class Measured:
     balances: tuple[Balance, ...]
     dead_bias_drifts: tuple[float, ...]
     iterations: int
+    invisible: Arrays
+    """The invisible part of the update, over the tensors that symmetries touch."""
 
 
 def traded(items: Sequence[Item]) -> tuple[int, ...]:
@@ -104,16 +106,23 @@ class Meter:
             slope = span.project(parts.gradient, error=self.error)
             iterations += slope.iterations
             gradient = direction(slope)
+        balances, drifts = self._balances(span), self._drifts(span, parts.weights)
         return Measured(
             direction(update),
             decay,
             adaptive,
             gradient,
             tuple(shares),
-            self._balances(span),
-            self._drifts(span, parts.weights),
+            balances,
+            drifts,
             iterations,
+            span.push(update.coordinates),
         )
+
+    def invisible(self, parts: Parts) -> Arrays:
+        """The invisible part of the update alone."""
+        span = TangentSpan.at(self.symmetries, parts.weights)
+        return span.push(span.project(parts.update, error=self.error).coordinates)
 
     def _rest(
         self, span: TangentSpan, parts: Parts, update: Projection, decay: Projection

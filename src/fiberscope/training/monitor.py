@@ -22,7 +22,7 @@ from fiberscope.training.attention_roles import AttentionRoles
 from fiberscope.training.binding import bind, to_float64
 from fiberscope.training.decay import decay_direction, decay_factors, decays_apart
 from fiberscope.training.measure import Measured, Meter, Parts
-from fiberscope.training.projection import SHARE_ERROR, TangentSpan
+from fiberscope.training.projection import SHARE_ERROR
 from fiberscope.training.record import ItemRecord, Measurement, Start
 from fiberscope.training.refusals import inner_optimizer
 from fiberscope.training.table import LiveTable
@@ -209,26 +209,24 @@ class SymmetryMonitor:
                 measured = self._meter.measure(parts)
                 seconds = before.seconds + time.perf_counter() - started
                 self._record(measured, before.learning_rates, seconds)
-            if self.project:
-                self._remove_invisible(parts)
+                if self.project:
+                    self._remove(measured.invisible, parts)
+            elif self.project:
+                self._remove(self._meter.invisible(parts), parts)
         except InputError as error:
             # A diverging run is the user's to stop, not the monitor's.
             if not self._warned:
                 warnings.warn(f"step {self.step} is not measured: {error}", stacklevel=2)
             self._warned = True
 
-    def _remove_invisible(self, parts: Parts) -> None:
+    def _remove(self, invisible: Arrays, parts: Parts) -> None:
         import torch
 
-        span = TangentSpan.at(self.binding.symmetries, parts.weights)
-        projection = span.project(parts.update, error=self._meter.error)
-        invisible = span.push(projection.coordinates)
         with torch.no_grad():
             for name in self.binding.free:
-                kept = parts.weights[name] + parts.update[name]
                 if name in invisible:
-                    kept = kept - invisible[name]
-                self.binding.tensors[name].copy_(torch.from_numpy(kept))
+                    kept = parts.weights[name] + parts.update[name] - invisible[name]
+                    self.binding.tensors[name].copy_(torch.from_numpy(kept))
 
     def _record(
         self, measured: Measured, learning_rates: tuple[float, ...], seconds: float

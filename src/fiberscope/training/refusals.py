@@ -51,15 +51,13 @@ def _fused(who: str) -> str:
     )
 
 
-def refuse_parameters(
-    model: Any, optimizer: Any, tensors: Mapping[str, Any], masters: Mapping[str, Any]
-) -> None:
+def refuse_parameters(model: Any, tensors: Mapping[str, Any], masters: Mapping[str, Any]) -> None:
     """Refuse weights whose difference over a step is not the update, or is not all here.
 
     Parameters
     ----------
-    model, optimizer
-        The torch model and its optimizer.
+    model
+        The torch model.
     tensors
         Name -> the tensor that is stepped.
     masters
