@@ -72,6 +72,20 @@ def test_random_models_of_all_sizes_pass(seed, arithmetic):
     assert not class_tests(asking, rng).failed
 
 
+@pytest.mark.parametrize("arithmetic", FLOATS[:2])
+@pytest.mark.parametrize("seed", range(12))
+def test_heads_that_nearly_cancel_pass(seed, arithmetic):
+    """Their answers are differences of larger numbers: rounding is large beside them."""
+    rng = np.random.default_rng(seed)
+    W, v = rng.standard_normal((WIDTH, WIDTH)), rng.standard_normal(WIDTH)
+    little = 10.0 ** rng.uniform(-16, -3)
+    second = W * (1 + (2e-16 if seed % 2 else little))
+    opposite = -v * (1 if seed % 3 else 1 + little)
+    heads = AttentionHeads(np.stack([W, second]), np.stack([v, opposite]))
+    asking = QuerySession(HeadsOracle(heads, arithmetic))
+    assert not class_tests(asking, rng).failed
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_token_size_follows_the_scores(scale):
     functions = Functions(1)

@@ -34,7 +34,7 @@ from fiberscope.queries.noise import REPETITIONS, NoiseLevel, measured_noise, sh
 from fiberscope.queries.oracle import BALL_BITS, Arithmetic
 from fiberscope.queries.result import NotOfThisFormError, NotRecoveredError
 from fiberscope.queries.session import Purpose, QuerySession
-from fiberscope.queries.token_scale import SMALLEST, TokenScale, find_token_scale
+from fiberscope.queries.token_scale import SMALLEST, TokenScale, find_token_scale, grain_of
 
 LONG = 65
 """Tokens of the long sequences: beyond a sliding window of 64."""
@@ -199,7 +199,12 @@ def _at_scale(
     if not balls:
         if not np.isfinite(answers).all():
             return None
-        gain = _gain(terms, answers)
+        grain = scale.grain
+        if not scale.answers.any():
+            # Nearly everything cancels: what does not shows the grain.
+            lengths = [np.linalg.norm(term.tokens, axis=1).max() for term in terms]
+            grain = grain_of(answers, np.array(lengths), session.arithmetic.unit)
+        gain = max(_gain(terms, answers), grain)
         noise = measured_noise(session.arithmetic, repeated, reach, answers, gain, declared_noise)
         spread = float(np.max(repeated.max(axis=1) - repeated.min(axis=1)))
         results = [ClassTest("repeat", IDENTITIES["repeat"], spread, spread)]

@@ -51,6 +51,13 @@ class NoiseLevel:
         return self.absolute + self.unit * size
 
 
+def lowest_bits(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Value of the last binary digit that is not zero, of each number; zero for zero."""
+    mantissa, exponent = np.frexp(np.abs(values))
+    whole = (mantissa * 2.0**53).astype(np.int64)
+    return np.asarray(np.ldexp((whole & -whole).astype(np.float64), exponent - 53))
+
+
 def significant_bits(values: NDArray[np.float64]) -> int:
     """Bits of mantissa (1 to 53) that the finite, non-zero values need; 53 without any."""
     numbers = values[np.isfinite(values) & (values != 0)]

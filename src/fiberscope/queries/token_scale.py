@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.queries.noise import kept_decimals, shown_arithmetic
+from fiberscope.queries.noise import kept_decimals, lowest_bits, shown_arithmetic
 from fiberscope.queries.oracle import Arithmetic
 from fiberscope.queries.result import NotOfThisFormError
 from fiberscope.queries.session import Purpose, QuerySession
@@ -34,6 +34,9 @@ class TokenScale:
         Whether NaN or infinity made the scale smaller.
     answers
         All answers of the search, shape ``(sizes,)``.
+    grain
+        Size of an answer, per 2-norm of a token, at which its last binary digit would be the last
+        of the arithmetic: larger than answers are where they are differences of larger numbers.
     """
 
     size: float
@@ -41,6 +44,7 @@ class TokenScale:
     active: bool
     backed_off: bool
     answers: NDArray[np.float64]
+    grain: float = 0.0
 
 
 def find_token_scale(
@@ -86,13 +90,14 @@ def find_token_scale(
         3 * float(np.abs(np.diff(twice[below], axis=1)).max(initial=0.0)),
         0.0 if decimals is None else 10.0**-decimals,
     )
+    grain = grain_of(answers[below], sizes[below], unit)
     values = answers[below] / sizes[below]
     errors = 30 * unit * np.abs(values).max(initial=0.0) + absolute / sizes[below]
     clear = errors <= 0.2 * (np.abs(values) - errors).max(initial=0.0)
     backed_off = not bool(finite.all())
     if not clear.any():
         size = float(min(1.0, sizes[below][-1]))
-        return TokenScale(size, largest, False, backed_off, answers)
+        return TokenScale(size, largest, False, backed_off, answers, grain)
     kept, values, errors = sizes[below][clear], values[clear], errors[clear]
     moved = np.abs(values - values[0])
     moved = np.where(moved > 2 * (errors + errors[0]), moved, 0.0)
@@ -100,4 +105,13 @@ def find_token_scale(
     size = min(max(1.0, float(kept[0])), float(kept[-1]))
     if active:
         size = float(kept[int(np.argmax(moved > 0.25 * moved.max()))])
-    return TokenScale(size, largest, active, backed_off, answers)
+    return TokenScale(size, largest, active, backed_off, answers, grain)
+
+
+def grain_of(answers: NDArray[np.float64], sizes: NDArray[np.float64], unit: float) -> float:
+    """See `TokenScale`; 0 where last digits do not grow with the tokens, as rounding errors do."""
+    digits = lowest_bits(answers) / sizes
+    digits = digits[digits > 0]
+    if not digits.size or digits.max() > 2.0**12 * digits.min():
+        return 0.0
+    return float(np.median(digits)) / (2 * unit)
