@@ -160,6 +160,8 @@ def main() -> None:
                     seconds.setdefault(name, []).append(timed(part))
                 except (UnavailableError, ImportError) as reason:
                     missing[name] = str(reason)
+                    continue
+                print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr)
         if options.dense:
             seconds["dense products"] = [dense(pairs, options.dense)]
     least = {name: min(values) for name, values in seconds.items() if values}
