@@ -15,6 +15,7 @@ from tests.training.toys import (
     listed_tangents,
     random_weights,
     space_of,
+    toy,
 )
 
 EVERY_TABLE = pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
@@ -22,12 +23,10 @@ EVERY_TABLE = pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
 
 @EVERY_TABLE
 def test_joint_share_is_that_of_a_dense_decomposition(case):
-    found = drawn_up(*CASES[case])
-    weights, space = random_weights(found, case), space_of(found)
-    tangents = listed_tangents(found, weights)
-    basis = dense_basis(tangents)
+    given = toy(case)
+    found, space, basis = given.found, given.space, given.basis
     assert len(basis) == found.undetermined
-    span = TangentSpan.at(found.symmetries(Kind.EXACT), weights)
+    span = TangentSpan.at(given.symmetries, given.weights)
     rng = np.random.default_rng(case + 100)
     k, total = found.undetermined, space.size
     shares = []
@@ -59,31 +58,28 @@ def test_joint_share_is_that_of_a_dense_decomposition(case):
 
 @EVERY_TABLE
 def test_a_tangent_is_invisible_and_what_is_left_of_a_direction_is_not(case):
-    found = drawn_up(*CASES[case])
-    weights, space = random_weights(found, case), space_of(found)
-    tangents = listed_tangents(found, weights)
-    span = TangentSpan.at(found.symmetries(Kind.EXACT), weights)
+    given = toy(case)
+    space, tangents, basis = given.space, np.concatenate(given.tangents), given.basis
+    span = TangentSpan.at(given.symmetries, given.weights)
     rng = np.random.default_rng(case + 200)
     tangent = rng.standard_normal(len(tangents)) @ tangents
     assert abs(span.project(space.parameters(tangent), error=1e-14).share - 1.0) < 1e-12
     direction = rng.standard_normal(space.size)
-    basis = dense_basis(tangents)
     visible = direction - basis.T @ (basis @ direction)
     assert span.project(space.parameters(visible), error=1e-14).share < 1e-12
 
 
 @EVERY_TABLE
 def test_single_shares_are_those_of_single_mechanisms(case):
-    found = drawn_up(*CASES[case])
-    weights, space = random_weights(found, case), space_of(found)
-    symmetries = found.symmetries(Kind.EXACT)
-    span = TangentSpan.at(symmetries, weights)
+    given = toy(case)
+    space = given.space
+    span = TangentSpan.at(given.symmetries, given.weights)
     direction = np.random.default_rng(case + 300).standard_normal(space.size)
     squared = float(direction @ direction)
     named = space.parameters(direction)
     shares = span.alone(span.pull(named), squared, 1e-12)
-    for symmetry, share in zip(symmetries, shares, strict=True):
-        basis = dense_basis(symmetry.tangents(weights, space))
+    for symmetry, tangents, share in zip(given.symmetries, given.tangents, shares, strict=True):
+        basis = dense_basis(tangents)
         expected = np.sum((basis @ direction) ** 2) / squared
         assert abs(share - expected) < 1e-10, symmetry.name
 

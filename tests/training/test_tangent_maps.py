@@ -3,19 +3,17 @@
 import numpy as np
 import pytest
 
-from fiberscope.symmetry import Kind
 from tests.checkpoints.ledger.toys import CASES
-from tests.training.toys import NAMES, drawn_up, random_weights, space_of
+from tests.training.toys import NAMES, toy
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
 def test_maps_of_every_table_apply_the_listed_tangents(case):
-    found = drawn_up(*CASES[case])
-    weights, space = random_weights(found, case), space_of(found)
+    given = toy(case)
+    space, weights = given.space, given.weights
     rng = np.random.default_rng(case)
     along = {name: rng.standard_normal(shape) for name, shape in space.shapes.items()}
-    for symmetry in found.symmetries(Kind.EXACT):
-        tangents = symmetry.tangents(weights, space)
+    for symmetry, tangents in zip(given.symmetries, given.tangents, strict=True):
         scale = np.abs(tangents).max()
         mapped = symmetry.tangent_map(weights)
         assert mapped.generators == len(tangents)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from fiberscope.checkpoints.architecture.program import Observable
 from fiberscope.checkpoints.architecture.registry import architecture
 from fiberscope.checkpoints.ledger import Ledger, ledger
 from fiberscope.parameters import ParameterSpace
-from fiberscope.symmetry import Kind
+from fiberscope.symmetry import Kind, Symmetry
 from tests.checkpoints.ledger.toys import CASES
 
 NAMES = [f"{config['architectures'][0]}-{where}-{i}" for i, (config, where) in enumerate(CASES)]
@@ -43,6 +45,28 @@ def listed_tangents(
     space = space_of(found)
     rows = [symmetry.tangents(weights, space) for symmetry in found.symmetries(Kind.EXACT)]
     return np.concatenate(rows)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A row of the table of toys at random weights, with its listed directions."""
+
+    found: Ledger
+    weights: dict[str, NDArray[np.float64]]
+    space: ParameterSpace
+    symmetries: list[Symmetry]
+    tangents: list[NDArray[np.float64]]
+    basis: NDArray[np.float64]
+
+
+@cache
+def toy(case: int) -> Toy:
+    """Listing the directions one by one takes a while, so each toy is listed once."""
+    found = drawn_up(*CASES[case])
+    weights, space = random_weights(found, case), space_of(found)
+    symmetries = found.symmetries(Kind.EXACT)
+    tangents = [symmetry.tangents(weights, space) for symmetry in symmetries]
+    return Toy(found, weights, space, symmetries, tangents, dense_basis(np.concatenate(tangents)))
 
 
 def dense_basis(tangents: NDArray[np.float64]) -> NDArray[np.float64]:
