@@ -220,7 +220,10 @@ def _at_scale(
         if name not in found or _ratio(test) > _ratio(found[name]):
             found[name] = test
     if missed and noise.repeatable:
-        noise = replace(noise, typical=float(np.sqrt(np.mean(np.square(missed)))))
+        # Without the worst tenth: one answer at a large score would speak for all.
+        kept = np.sort(missed)[: -(len(missed) // 10) or None]
+        typical = float(np.sqrt(np.mean(np.square(kept))))
+        noise = replace(noise, typical=max(typical, 0.05 * noise.unit * gain))
     tests = (*results, *(found[name] for name in IDENTITIES if name in found))
     return ClassTests(tests, noise, scale, session.queries - before)
 

@@ -34,7 +34,7 @@ class NoiseLevel:
     sources
         Where these come from, in words.
     typical, typical_absolute
-        Root mean square error of an answer: ``typical_absolute`` plus ``typical`` times the 2-norm
+        Standard error of an answer: ``typical_absolute`` plus ``typical`` times the 2-norm
         of its longest token. From repeated answers, or from how far identities of the class miss;
         0 where nobody measured it.
     """
