@@ -239,3 +239,24 @@ def test_a_failing_oracle_gets_a_sentence() -> None:
 def test_enough_decimal_strings_recover() -> None:
     found = recover(decimal_strings(200), width=2, normalizers=SOFTMAX)
     assert enclosed(found.scores[0], SECRET.scores[0], 60)
+
+
+@pytest.mark.parametrize("names", [["softmax"], ["cosh"], ["softmax", "softplus"]])
+def test_readouts_with_a_kernel(names: list[str]) -> None:
+    # Probing directions in the kernel of L show nothing; every seed must avoid them.
+    phis = [normalizer(name) for name in names]
+    scores = tuple(exact(np.array([[1.0, 2.0], [0.5, -1.0]])) for _ in names)
+    true = EffectiveParameters(exact(np.array([[1.0, 0.0], [-2.0, 0.0]])), scores)
+    oracle = network_oracle(true, phis, 2)
+    for seed in range(6):
+        found = recover(oracle, width=2, normalizers=phis, digits=10, seed=seed)
+        for i, (balls, score) in enumerate(zip(found.scores, true.scores, strict=True), start=1):
+            signs = (1, -1) if i in found.free_signs else (1,)
+            assert any(enclosed(balls, score, found.bits, sign) for sign in signs)
+
+
+def test_scores_that_hide_are_among_the_reasons() -> None:
+    true = EffectiveParameters(exact(np.eye(1)), (exact(np.eye(1)), exact(np.zeros((1, 1)))))
+    phis = [normalizer("exp-square"), normalizer("cosh")]
+    with pytest.raises(InputError, match=r"zero, skew|no symmetric part"):
+        recover(network_oracle(true, phis, 2), width=1, normalizers=phis)

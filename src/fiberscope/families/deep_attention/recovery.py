@@ -164,19 +164,22 @@ class _Recovery(CheckedOracle):
             )
         return result.mid()
 
-    def directions(self) -> list[NDArray[Any]]:
-        """``d`` independent integer directions."""
+    def directions(self, readout: NDArray[Any]) -> list[NDArray[Any]]:
+        """``d`` independent integer directions that the readout does not send to zero."""
         while True:
             drawn = self.rng.integers(-5, 6, (self.width, self.width))
-            if abs(np.linalg.det(drawn)) > 0.5:
-                return [self.system.array(row) for row in drawn]
+            if abs(np.linalg.det(drawn)) < 0.5:
+                continue
+            found = [self.system.array(row) for row in drawn]
+            if all(_is_seen(readout, row) for row in found):
+                return found
 
     def score(self, readout: NDArray[Any], scores: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Read the next score off, to first order."""
         phi = self.normalizers[len(scores)]
         coefficient = self._leading_coefficient(phi)
         small = self.power(self.exponents[len(scores)])
-        directions = self.directions()
+        directions = self.directions(readout)
         inverse = self.system.matrix(np.stack(directions)).inv()
         if phi.has_slope:
             means = [self.system.array(r) for r in np.eye(self.width, dtype=np.int64)]
@@ -242,6 +245,8 @@ class _Recovery(CheckedOracle):
             if abs(np.linalg.det(np.array(drawn, dtype=np.float64))) < 0.5:
                 continue
             means = [self.system.array(row) for row in drawn]
+            if not all(_is_seen(readout, row) for row in means):
+                continue
             squares = [self.shift(readout, scores, v, v) / scale for v in means]
             if not all(square > 0 for square in squares):
                 continue
@@ -253,6 +258,11 @@ class _Recovery(CheckedOracle):
             f"no mean input with a clear quadratic value was found for layer {layer}: its score "
             "has no symmetric part, and a normalizer without slope hides it"
         )
+
+
+def _is_seen(readout: NDArray[Any], direction: NDArray[Any]) -> bool:
+    """Whether ``L z`` provably is not zero."""
+    return not all(x.contains(0) for x in readout @ direction)
 
 
 def recover(

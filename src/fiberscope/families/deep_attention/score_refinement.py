@@ -71,8 +71,9 @@ class ScoreRefinement(ABC):
     def unfit(self, reason: str) -> str:
         """Sentence for an oracle that the recovery cannot explain."""
         return (
-            f"{reason}: the oracle is not a network of this depth, width and normalizers, or its "
-            f"values are not good to {self.digits} digits"
+            f"{reason}: the oracle is not a network of this depth, width and normalizers, its "
+            f"values are not good to {self.digits} digits, or a score is zero, skew or far from "
+            "size one"
         )
 
     @contextmanager
