@@ -1,0 +1,167 @@
+"""Attention with a bias-free ReLU network on top: recovered as a function, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
+from fiberscope.queries.oracle import Arithmetic
+from fiberscope.queries.relu_network import recover_attention_with_relu
+from fiberscope.queries.relu_network.lines import find_hinges
+from fiberscope.queries.session import QuerySession
+
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Network:
+    """w^T activation(U sum_h V_h softmax(X W_h x_N) X + bias), written out."""
+
+    W: Floats
+    V: Floats
+    U: Floats
+    w: Floats
+    activation: Callable[[Floats], Floats] = lambda x: np.maximum(x, 0.0)
+    bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.width, self.arithmetic, self.identity = self.W.shape[1], Arithmetic.FLOAT64, "network"
+
+    def answer(self, sequences: Sequence[NDArray[Any]], bits: int = 128) -> Floats:
+        if not isinstance(sequences, np.ndarray):
+            return np.concatenate([self.answer(np.asarray(each)[None]) for each in sequences])
+        total = np.zeros((len(sequences), self.V.shape[1]))
+        for matrix, values in zip(self.W, self.V, strict=True):
+            scores = (sequences @ (sequences[:, -1] @ matrix.T)[:, :, None])[:, :, 0]
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            total += (weights[:, :, None] * (sequences @ values.T)).sum(axis=1)
+        return self.activation(total @ self.U.T + self.bias) @ self.w
+
+
+def random_network(heads: int, width: int, neurons: int, seed: int, **options: Any) -> Network:
+    rng = np.random.default_rng(seed)
+    return Network(
+        rng.normal(size=(heads, width, width)) / np.sqrt(width),
+        rng.normal(size=(heads, width, width)) / np.sqrt(width),
+        rng.normal(size=(neurons, width)),
+        rng.normal(size=neurons),
+        **options,
+    )
+
+
+def kinks_by_hand(network: Network) -> Floats:
+    """|w_k| (V_h^T U_k)_h, one row a neuron."""
+    rows = [network.U @ values for values in network.V]
+    return np.abs(network.w)[:, None] * np.concatenate(rows, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "neurons"), [(1, 8, 6), (1, 8, 32), (2, 8, 8), (3, 8, 12), (2, 16, 24)]
+)
+def test_recovers_the_function_and_the_kinks(heads: int, width: int, neurons: int) -> None:
+    network = random_network(heads, width, neurons, seed=heads + neurons)
+    found = recover_attention_with_relu(QuerySession(network), rng=np.random.default_rng(1))
+    assert found.heads.count == heads
+    assert len(found.kinks) == neurons
+    rng = np.random.default_rng(77)
+    tokens = 1.5 * rng.normal(size=(200, 9, width)) / width**0.25
+    truth = network.answer(tokens)
+    assert np.abs(found(tokens) - truth).max() < 2.0**-30 * np.abs(truth).max()
+    # Every neuron, in the order of heads in which they came back, up to its sign.
+    order = [int(np.argmin(np.linalg.norm(network.W - W, axis=(1, 2)))) for W in found.heads.W]
+    truth_rows = kinks_by_hand(network).reshape(neurons, heads, width)[:, order]
+    truth_rows = truth_rows.reshape(neurons, -1)
+    used = set()
+    for kink, sign in zip(found.kinks, found.outer_signs, strict=True):
+        both = [np.linalg.norm(truth_rows - s * kink, axis=1) for s in (1, -1)]
+        near = int(np.argmin(np.minimum(*both)))
+        used.add(near)
+        assert min(both[0][near], both[1][near]) < 1e-7 * np.linalg.norm(kink)
+        assert sign == np.sign(network.w[near])
+    assert len(used) == neurons
+
+
+def test_neurons_are_the_same_function_with_and_without_signs() -> None:
+    for neurons in (6, 20):
+        network = random_network(1, 8, neurons, seed=neurons)
+        found = recover_attention_with_relu(QuerySession(network), rng=np.random.default_rng(2))
+        # Independent kinks determine their signs; more kinks than dimensions cannot.
+        assert (found.inner_signs is not None) == (neurons <= 8)
+        inner, outer = found.neurons()
+        assert len(outer) == neurons + (0 if neurons <= 8 else 2)
+        tokens = np.random.default_rng(3).normal(size=(50, 4, 8))
+        scores = (tokens @ (tokens[:, -1] @ found.heads.W[0].T)[:, :, None])[:, :, 0]
+        weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        average = (weights[:, :, None] * tokens).sum(axis=1)
+        values = np.maximum(average @ inner.T, 0) @ outer
+        np.testing.assert_allclose(values, network.answer(tokens), rtol=1e-8, atol=1e-8)
+
+
+def test_determined_signs_are_the_true_ones() -> None:
+    network = random_network(2, 8, 6, seed=5)
+    found = recover_attention_with_relu(QuerySession(network), rng=np.random.default_rng(4))
+    assert found.inner_signs is not None
+    inner, outer = found.neurons()
+    order = [int(np.argmin(np.linalg.norm(network.W - W, axis=(1, 2)))) for W in found.heads.W]
+    truth = kinks_by_hand(network).reshape(6, 2, 8)[:, order].reshape(6, -1)
+    for row, weight in zip(inner, outer, strict=True):
+        distance = np.linalg.norm(truth - row, axis=1)
+        assert distance.min() < 1e-7 * np.linalg.norm(row)
+        assert np.sign(network.w[int(np.argmin(distance))]) == weight
+
+
+@pytest.mark.parametrize("factor", [2.0, -0.5])
+def test_parallel_neurons_come_back_as_one_kink(factor: float) -> None:
+    network = random_network(1, 8, 7, seed=9)
+    network.U[1] = factor * network.U[0]
+    found = recover_attention_with_relu(QuerySession(network), rng=np.random.default_rng(1))
+    assert len(found.kinks) == 6
+    tokens = np.random.default_rng(3).normal(size=(50, 4, 8))
+    np.testing.assert_allclose(found(tokens), network.answer(tokens), rtol=1e-8, atol=1e-8)
+
+
+def hidden_head() -> Network:
+    """Head 1 does not show in the odd part: V_1^T U^T w = 0."""
+    network = random_network(2, 8, 8, seed=11)
+    direction = network.U.T @ network.w
+    direction /= np.linalg.norm(direction)
+    network.V[1] -= np.outer(direction, direction @ network.V[1])
+    return network
+
+
+REFUSED = {
+    "hidden head": hidden_head(),
+    "as many heads as dimensions": random_network(3, 3, 4, seed=12),
+    "tanh": random_network(1, 6, 5, seed=13, activation=np.tanh),
+    "swish": random_network(1, 6, 5, seed=14, activation=lambda x: x / (1 + np.exp(-x))),
+    "biases": random_network(1, 6, 5, seed=15, bias=0.3),
+    "square": random_network(1, 6, 5, seed=16, activation=np.square),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_lies_outside_is_refused(name: str) -> None:
+    session = QuerySession(REFUSED[name])
+    with pytest.raises(RecoveryRefusedError) as refused:
+        recover_attention_with_relu(session, rng=np.random.default_rng(1))
+    assert isinstance(refused.value.kind, Reason)
+    assert session.queries < 400_000
+
+
+def test_hinges_of_a_known_function() -> None:
+    at = np.array([-3.0, -0.2, -0.19, 0.4, 2.5])
+    jumps = np.array([1.0, -2.0, 0.5, 3.0, 1e-3])
+
+    def ask(t: Floats) -> Floats:
+        return np.maximum(t[:, None] - at, 0) @ jumps - 0.3 * t
+
+    found = find_hinges(ask, lambda t: 1e-14 * (1 + np.abs(t)), neurons=5)
+    assert found.complete
+    np.testing.assert_allclose(found.at, at, atol=1e-9)
