@@ -121,7 +121,7 @@ def _sort_heads(heads: Heads, sizes: Array, places: Places) -> None:
     tolerance = TIE * heads.spacing
     orders, settled = [], True
     for group in range(attention.groups):
-        order, ties, kept = descending(sizes[group], tolerance)
+        order, ties, kept = descending(sizes[group], tolerance, heads.spacing)
         places.add(HEAD_PERMUTATION, attention.layer, f"{attention.label}, group {group}", ties)
         orders.append(order)
         settled &= kept
@@ -144,7 +144,7 @@ def _sort_groups(
         return
     if fixed is None:
         keys = np.sqrt((sizes**2).sum(axis=1))
-        order, ties, settled = descending(keys, TIE * heads.spacing)
+        order, ties, settled = descending(keys, TIE * heads.spacing, heads.spacing)
         places.add(GROUP_PERMUTATION, attention.layer, attention.label, ties)
         if settled:
             return

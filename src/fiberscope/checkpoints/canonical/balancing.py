@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.canonical.readers import REFERENCE_SEED
-from fiberscope.checkpoints.canonical.workspace import ROUNDINGS
+from fiberscope.checkpoints.canonical.workspace import ARITHMETIC, ROUNDINGS, relative_noise
 
 Array = NDArray[np.float64]
 
@@ -82,7 +82,7 @@ def balance(first: Array, second: Array, spacing: float) -> BalancedPairs:
     left, right = _gram(first), _gram(second)
     reference = sketch(first, 0), sketch(second, 1)
     none = np.zeros(pairs, dtype=np.int64)
-    if _is_settled(left, right, reference[0] + reference[1], spacing):
+    if _is_settled(first, second, left, right, reference[0] + reference[1], spacing):
         sizes = np.linalg.svd(reference[0] + reference[1], compute_uv=False)
         loose = _loose(np.asarray(sizes, dtype=np.float64), spacing)
         return BalancedPairs(first, second, None, True, none, np.maximum(loose, 0))
@@ -115,11 +115,21 @@ def _gram(array: Array) -> Array:
     return array @ array.swapaxes(-1, -2)
 
 
-def _is_settled(left: Array, right: Array, aligned: Array, spacing: float) -> bool:
+def _is_settled(
+    first: Array, second: Array, left: Array, right: Array, aligned: Array, spacing: float
+) -> bool:
     """Equal Gram matrices, and a positive symmetric product with the reference, up to rounding."""
     size = np.sqrt(np.diagonal(left, axis1=-2, axis2=-1))
     allowed = ROUNDINGS * spacing
-    if (np.abs(left - right) > allowed * size[:, :, None] * size[:, None, :]).any():
+    different = np.abs(left - right)
+    if (different > allowed * size[:, :, None] * size[:, None, :]).any():
+        return False
+    # That was generous and cheap; an entry's own rounding has a relative deviation of at most
+    # sqrt(2) times the geometric mean of its rows'.
+    noise = np.sqrt(2.0) * np.hypot(relative_noise(first, spacing), relative_noise(second, spacing))
+    noise = np.sqrt(noise) * size
+    floor = allowed * ARITHMETIC / spacing * size[:, :, None] * size[:, None, :]
+    if (different > noise[:, :, None] * noise[:, None, :] + floor).any():
         return False
     # A sum of signed entries has the rounding of the entries, whatever cancels in it.
     rows = np.sqrt(np.maximum(np.diagonal(left, axis1=-2, axis2=-1), 0.0)).max(axis=-1)

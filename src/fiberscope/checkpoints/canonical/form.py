@@ -176,7 +176,8 @@ class CanonicalForm:
             )
             reached = values[reached_buckets(self.wiring, table)]
             keys = np.linalg.norm(reached - reached.mean(axis=0), axis=(0, 2))
-            order, ties, settled = descending(keys, TIE * self.work.spacing(table))
+            spacing = self.work.spacing(table)
+            order, ties, settled = descending(keys, TIE * spacing, 2.0 * spacing)
             self.places.add(GROUP_PERMUTATION, None, owner.label, ties)
             if settled:
                 order = np.arange(len(keys))

@@ -392,7 +392,8 @@ def _by_columns(
         if stop - start == 1:
             continue
         keys = rows.column_lengths()[order[start:stop]]
-        falling, near, settled = descending(keys, 16.0 * rows.spacing())
+        spacing = rows.spacing()
+        falling, near, settled = descending(keys, 16.0 * spacing, spacing)
         if not settled:
             order[start:stop] = order[start:stop][falling]
         ties += [start + place for place in near]

@@ -11,7 +11,7 @@ from fiberscope.checkpoints.canonical.attention import TIE
 from fiberscope.checkpoints.canonical.places import Places, descending
 from fiberscope.checkpoints.canonical.points import Folded, Style
 from fiberscope.checkpoints.canonical.readers import reference, signed_norm
-from fiberscope.checkpoints.canonical.workspace import ROUNDINGS
+from fiberscope.checkpoints.canonical.workspace import ROUNDINGS, relative_noise
 from fiberscope.checkpoints.forward.activations import ACTIVATIONS
 from fiberscope.checkpoints.ledger.rules.discrete import NEURON_PERMUTATION, ODD_SIGNS
 from fiberscope.checkpoints.ledger.rules.mlp import GATED
@@ -114,6 +114,12 @@ def _scale(neurons: Neurons, places: Places) -> None:
         factor = np.divide(common, length, out=np.ones_like(length), where=length > 0)
         factors.append(factor)
         settled &= bool((np.abs(factor - 1) <= tolerance).all())
+    if settled:
+        noise = relative_noise(neurons.down, neurons.spacing)
+        for part, _ in parts:
+            other = relative_noise(rows_with_constant(part), neurons.spacing)
+            noise = np.maximum(noise, other)
+        settled = all(bool((np.abs(factor - 1) <= noise).all()) for factor in factors)
     if neurons.up is not None:
         signed = signed_norm(rows_with_constant(neurons.up))
         _note_signs(neurons, signed, lengths[0], neurons.up, GATED, places)
@@ -172,7 +178,10 @@ def _signs(neurons: Neurons, part: Folded, mechanism: str, places: Places) -> No
 def _sort(neurons: Neurons, places: Places) -> None:
     keys = _lengths(neurons.gate)
     order, ties, settled = descending(
-        keys, TIE * neurons.spacing, lambda: np.linalg.norm(neurons.down, axis=1)
+        keys,
+        TIE * neurons.spacing,
+        lambda: relative_noise(rows_with_constant(neurons.gate), neurons.spacing),
+        lambda: np.linalg.norm(neurons.down, axis=1),
     )
     places.add(NEURON_PERMUTATION, neurons.layer, neurons.label, ties)
     if settled:

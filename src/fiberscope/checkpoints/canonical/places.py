@@ -62,9 +62,21 @@ class Places:
 def descending(
     keys: NDArray[np.float64],
     tolerance: float,
+    rounding: Callable[[], NDArray[np.float64]] | float,
     second: Callable[[], NDArray[np.float64]] | None = None,
 ) -> tuple[NDArray[np.int64], list[int], bool]:
     """Order of units by falling key, equal ones by a second key where there are any.
+
+    Parameters
+    ----------
+    keys
+        One number a unit.
+    tolerance
+        Relative difference up to which neighbours are called a tie.
+    rounding
+        Relative rounding of the keys: an order is settled that falls up to it.
+    second
+        Keys of units that are equal otherwise.
 
     Returns
     -------
@@ -73,7 +85,7 @@ def descending(
     ties : list of int
         Positions ``i`` in the new order whose key is within ``tolerance`` of the next one's.
     settled : bool
-        Whether the present order falls already, up to the tolerance.
+        Whether the present order falls already, up to the rounding.
     """
     settled = True
     order = np.argsort(-keys, kind="stable")
@@ -88,5 +100,10 @@ def descending(
         twins = cluster[1:] == cluster[:-1]
         settled = not (rising & twins).any()
     near = ordered[:-1] - ordered[1:] <= tolerance * np.abs(ordered[:-1])
-    settled &= bool((keys[1:] - keys[:-1] <= tolerance * np.abs(keys[:-1])).all())
+    rise = keys[1:] - keys[:-1]
+    settled &= bool((rise <= tolerance * np.abs(keys[:-1])).all())
+    if settled:
+        noise = rounding() if callable(rounding) else np.full(len(keys), rounding)
+        size = noise * np.abs(keys)
+        settled = bool((rise <= np.hypot(size[1:], size[:-1])).all())
     return order, [int(i) for i in np.flatnonzero(near)], settled

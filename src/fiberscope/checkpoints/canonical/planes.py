@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.canonical.places import Places
 from fiberscope.checkpoints.canonical.readers import reference
-from fiberscope.checkpoints.canonical.workspace import ROUNDINGS
+from fiberscope.checkpoints.canonical.workspace import ROUNDINGS, relative_noise
 from fiberscope.checkpoints.ledger.rules.heads import QUERY_KEY, QUERY_KEY_GAIN
 
 if TYPE_CHECKING:
@@ -48,6 +48,12 @@ def _complex(
     if constant is not None:
         rows = np.concatenate([rows, constant[..., None]], axis=-1)
     return rows[..., first, :], rows[..., second, :]
+
+
+def _joined(real: Array, imaginary: Array) -> Array:
+    """All entries of a group's planes: ``(G, m, P, D)`` twice to ``(G, P, 2 m D)``."""
+    both = np.concatenate([real, imaginary], axis=-1).swapaxes(1, 2)
+    return both.reshape(*both.shape[:2], -1)
 
 
 def _put(
@@ -98,8 +104,12 @@ def _single_planes(
     size = np.maximum(q_size, k_size)
     # A sum with normal weights of norm about one has the rounding of a single entry.
     entry = size / np.sqrt(min(q_width, k_width))
+    noise = np.hypot(
+        relative_noise(_joined(q_real, q_imaginary), heads.spacing),
+        relative_noise(_joined(k_real[:, None], k_imaginary[:, None]), heads.spacing),
+    )
     settled = (
-        (np.abs(q_size - k_size) <= tolerance * size)
+        (np.abs(q_size - k_size) <= noise * size)
         & (np.abs(now.imag) <= tolerance * entry)
         & (now.real >= -tolerance * entry)
     )

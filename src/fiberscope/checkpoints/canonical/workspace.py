@@ -60,7 +60,10 @@ class Workspace:
     def spacing(self, *views: View | None) -> float:
         """Relative spacing of the coarsest format among the views, at least our arithmetic's."""
         names = {view.tensor for view in views if view is not None}
-        return max([ARITHMETIC, *(storage_epsilon(self._format_of(name)) for name in names)])
+        # Blocks of a quantised file are read, and written, as float32.
+        formats = {self._format_of(name) for name in names}
+        known = [name if name in FORMATS else "float32" for name in formats]
+        return max([ARITHMETIC, *map(storage_epsilon, known)])
 
     def stored(self, name: str) -> NDArray[Any]:
         """One tensor as stored, checked to be finite; held until released."""
@@ -169,16 +172,25 @@ def without_mean(vectors: Array, means: Array, spacing: float) -> None:
         vectors[noise] = 0.0
 
 
-def is_rounding(
-    means: Array, entries: Array, spacing: float, *, axis: int = -1, total: bool = False
-) -> bool:
-    """Whether means (or sums) of entries are no more than the storage rounding of the entries.
+def is_rounding(means: Array, entries: Array, spacing: float, *, axis: int = -1) -> bool:
+    """Whether means of entries are no more than the storage rounding of the entries.
 
-    The mean of n entries of root mean square v, each rounded with relative spacing e, has standard
-    deviation at most ``v e / sqrt(12 n)``; :data:`ROUNDINGS` of them are allowed.
+    Rounding moves an entry by at most half its spacing e, so a mean by at most ``e/2`` times the
+    mean size. No less can be asked: after one number has been subtracted from numbers on a common
+    grid, all are rounded the same way.
     """
-    count = entries.shape[axis]
-    # Not the spacing of each entry: a bound that is generous by less than two.
-    allowed = ROUNDINGS * spacing / np.sqrt(12.0) * np.sqrt(np.mean(entries**2, axis=axis))
-    allowed = allowed * (np.sqrt(count) if total else 1.0 / np.sqrt(count))
+    allowed = 0.55 * spacing * np.sqrt(np.mean(entries**2, axis=axis))
     return bool((np.abs(means) <= allowed).all())
+
+
+def relative_noise(rows: Array, spacing: float) -> Array:
+    """Relative rounding of the lengths of rows: :data:`ROUNDINGS` deviations.
+
+    A row x with independent relative roundings of spacing e has a length with relative deviation
+    ``e / sqrt(12) * sqrt(sum x^4) / sum x^2``.
+    """
+    squares = rows * rows
+    total = squares.sum(axis=-1)
+    fourth = np.einsum("...i,...i->...", squares, squares)
+    ratio = np.divide(np.sqrt(fourth), total, out=np.zeros_like(total), where=total > 0)
+    return np.asarray(ROUNDINGS * spacing / np.sqrt(12.0) * ratio)
