@@ -144,9 +144,10 @@ class ResidualRotation(Symmetry):
 
 
 class _Turned:
-    """One view that turns: its vectors as columns, seen through ``left`` and ``right`` factors.
+    """One view that turns: its vectors as rows, seen through ``left`` and ``right`` factors.
 
-    The direction is ``diag(left) K diag(right) x`` for every column ``x``.
+    The direction is ``diag(left) K diag(right) x`` for every vector ``x``. Vectors lie in rows
+    because that is how most weights are stored.
     """
 
     def __init__(
@@ -158,28 +159,26 @@ class _Turned:
     ) -> None:
         self.slot = slot
         value = np.asarray(slot.view.read(parameters), dtype=np.float64)
-        moved = np.moveaxis(value, slot.axis, 0)
+        moved = np.moveaxis(value, slot.axis, -1)
         self.shape = moved.shape
-        columns = np.ascontiguousarray(moved).reshape(len(moved), -1)
-        self.columns = columns if right is None else columns * right[:, None]
+        rows = moved.reshape(-1, moved.shape[-1])
+        self.rows = rows if right is None else rows * right
         self.left = left
 
     def gram(self) -> NDArray[np.float64]:
-        """Sum of ``x x^T`` over the columns, after the right factor."""
-        return self.columns @ self.columns.T
+        """Sum of ``x x^T`` over the vectors, after the right factor."""
+        return self.rows.T @ self.rows
 
     def add(self, skew: NDArray[np.float64], directions: Directions) -> None:
-        moved = skew @ self.columns
-        if self.left is not None:
-            moved *= self.left[:, None]
+        turn = skew if self.left is None else skew * self.left[:, None]
         window = self.slot.view.window(directions[self.slot.view.tensor])
-        target = np.moveaxis(window, self.slot.axis, 0)
-        target += moved.reshape(self.shape)
+        target = np.moveaxis(window, self.slot.axis, -1)
+        target += (self.rows @ turn.T).reshape(self.shape)
 
     def pull(self, directions: Directions) -> NDArray[np.float64]:
         window = self.slot.view.window(directions[self.slot.view.tensor])
-        along = np.moveaxis(window, self.slot.axis, 0).reshape(len(self.columns), -1)
-        pulled = along @ self.columns.T
+        along = np.moveaxis(window, self.slot.axis, -1).reshape(self.rows.shape)
+        pulled = along.T @ self.rows
         return pulled if self.left is None else pulled * self.left[:, None]
 
 
