@@ -4,7 +4,7 @@ Random heads (entries of W N(0, 1/d), of v N(0, 1)) behind oracles in float64, f
 and behind additive errors of a fixed size. Every answer has passed the final check. Limits, by
 exit code: recovery asks d + d^2 queries (bfloat16 and noise: as many a design); no stated bound is
 better than the truth; float64 at least 40 bits in the worst case, float32 at least 14, bfloat16 at
-least 4 and half of them recovered; the guarantee under additive errors is within 64 times the error.
+least 4 and half of them recovered; the guarantee under additive errors within 64 times the error.
 
 Run: python benchmarks/recover_one_head.py [--models 10] [--seed 0] [--json FILE]
 """
