@@ -203,3 +203,28 @@ def test_requests_that_make_no_sense():
     session = QuerySession(FunctionOracle(Functions(0).one_head, 4))
     with pytest.raises(InputError, match="--noise is for one head"):
         recover_attention(session, Request(heads=2, noise=1e-3))
+
+
+def test_bfloat16_is_averaged_and_its_bound_holds():
+    given = 0
+    for seed in range(6):
+        try:
+            found, session, truth = recover(
+                draw(seed, 8), Request(heads=1), seed, Arithmetic.BFLOAT16
+            )
+        except NotRecoveredError:
+            continue
+        given += 1
+        bits, stated = true_bits(found, truth), found.estimate.precision
+        assert bits[0] >= stated.W[0] >= 3
+        assert session.counts[Purpose.RECOVERY].queries == 8 + 64
+    assert given >= 4
+
+
+def test_two_heads_in_bfloat16_are_not_passed_off_as_one():
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        v = rng.standard_normal((2, 6)) * np.array([[1.0], [0.3]])
+        heads = AttentionHeads(rng.standard_normal((2, 6, 6)) / 2, v)
+        with pytest.raises(NotRecoveredError):
+            recover(heads, Request(heads=1), seed, Arithmetic.BFLOAT16)
