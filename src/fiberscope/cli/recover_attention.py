@@ -100,7 +100,7 @@ def command(
         def report(queries: int, purpose: Purpose) -> None:
             if tick is not None:
                 what = f"{queries} queries, last for {purpose.value.replace('_', ' ')}"
-                tick(queries, max_queries or 0, what)
+                tick(0, 1, what)
 
         session = QuerySession(
             oracle,
