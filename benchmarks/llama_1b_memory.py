@@ -150,7 +150,12 @@ def main() -> None:
         for name, arguments in steps.items():
             if name == "compare" and results["transform"]["exit_code"] != 0:
                 continue  # nothing to compare with
-            results[name] = measured(*tool, name, first, *arguments, "--json")
+            found = results[name] = measured(*tool, name, first, *arguments, "--json")
+            print(
+                f"{name}: exit code {found['exit_code']}, {found['seconds']:.0f} s, "
+                f"peak {found['peak_gigabytes']:.2f} GB",
+                file=sys.stderr,
+            )
     verdict = results.get("compare", {}).get("exit_code")
     summary = {"limit_gigabytes": LIMIT, "layers": options.layers, "commands": results}
     print(json.dumps(summary, indent=1))
