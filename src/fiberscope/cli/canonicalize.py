@@ -182,11 +182,15 @@ def _places(done: Canonicalization) -> str:
     for place in done.not_unique:
         count, layers = counts.get(place.mechanism, (0, 0))
         counts[place.mechanism] = (count + place.count, layers + 1)
-    lines = [
-        f"{mechanism}: {count:,} near ties in {places} {'place' if places == 1 else 'places'}"
-        for mechanism, (count, places) in list(counts.items())[:LISTED]
-    ]
+    lines = []
+    for mechanism, (count, places) in list(counts.items())[:LISTED]:
+        ties = f"{count:,} near {_plural('tie', count)}"
+        lines.append(f"{mechanism}: {ties} in {places} {_plural('place', places)}")
     return "\n".join(lines)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
 
 
 def _polynomial(
