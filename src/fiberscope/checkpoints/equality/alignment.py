@@ -158,6 +158,8 @@ def _block(
         found.statistics += heads.statistics
         if heads.mismatch:
             found.mismatches.append(heads.mismatch)
+        if heads.reason:
+            found.reasons.append(heads.reason)
         if heads.uncertainty[0] > found.uncertainty[0]:
             found.uncertainty = heads.uncertainty
         return

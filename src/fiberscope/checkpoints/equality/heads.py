@@ -52,6 +52,7 @@ class HeadMatch:
     statistics: list[Statistic] = field(default_factory=list)
     uncertainty: tuple[float, str] = (0.0, "")
     mismatch: str = ""
+    reason: str = ""
     mixed: list[tuple[int, ...]] = field(default_factory=list)
 
 
@@ -73,8 +74,12 @@ def carried(folded: FoldedAttention, frame: Frame) -> FoldedAttention:
 
 def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> HeadMatch:
     """Match the heads of one layer (``a`` already in the frame of ``b``) and measure the rest."""
-    a, b = silenced(a), silenced(b)
     label = b.attention.label
+    if _hidden(a, b):
+        none = np.zeros(0, dtype=np.int64)
+        reason = f"{label}: the storage rounding hides whether some heads are silent"
+        return HeadMatch(label, none, none, None, np.zeros(0), reason=reason)
+    a, b = silenced(a), silenced(b)
     if a.query.shape[:2] != b.query.shape[:2]:
         a, b = without_silent_groups(a), without_silent_groups(b)
         if a.query.shape[:2] != b.query.shape[:2]:
@@ -216,11 +221,7 @@ def silenced(f: FoldedAttention) -> FoldedAttention:
     """
     query, key, value, output = f.query, f.key, f.value, f.output
     q0, k0 = f.query_constant, f.key_constant
-    speaks = _some_row(value)
-    adds = _some_row(output) & speaks[:, None]
-    asks = _some_row(with_constant(query, q0)) & adds
-    offers = _some_row(with_constant(key, k0)) & np.asarray(asks.any(axis=1))
-    asks = asks & offers[:, None]
+    adds, asks, offers = _live(f)
     if asks.all() and adds.all():
         return f
 
@@ -240,6 +241,30 @@ def silenced(f: FoldedAttention) -> FoldedAttention:
         f.key_gain,
         None if f.table is None else keep(f.table, adds),
     )
+
+
+Masks = tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]
+
+
+def _live(f: FoldedAttention, *, exactly: bool = False) -> Masks:
+    """Heads that add something ``(G, m)``, whose queries and whose keys ``(G,)`` matter."""
+
+    def some_row(noisy: Noisy) -> NDArray[np.bool_]:
+        if exactly:
+            return np.asarray(noisy.value.any(axis=(-1, -2)))
+        return _some_row(noisy)
+
+    adds = some_row(f.output) & some_row(f.value)[:, None]
+    asks = some_row(with_constant(f.query, f.query_constant)) & adds
+    offers = some_row(with_constant(f.key, f.key_constant)) & np.asarray(asks.any(axis=1))
+    return adds, asks & offers[:, None], offers
+
+
+def _hidden(a: FoldedAttention, b: FoldedAttention) -> bool:
+    """Whether only rounding makes heads silent in one model that speak in the other."""
+    counts = [[int(mask.sum()) for mask in _live(f)] for f in (a, b)]
+    exact = [[int(mask.sum()) for mask in _live(f, exactly=True)] for f in (a, b)]
+    return counts[0] != counts[1] and counts != exact
 
 
 def _some_row(noisy: Noisy) -> NDArray[np.bool_]:
