@@ -58,7 +58,7 @@ class Circle:
         self.angles = np.zeros(0)
         self.plane = np.zeros((0, 2))
         self.values = np.zeros(0)
-        self.clustered, self.wild = 0, False
+        self.clustered, self.wild, self.full = 0, False, False
 
     @staticmethod
     def axes(width: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
@@ -113,7 +113,7 @@ class Circle:
             if not wide.any():
                 return
             if len(self.values) + int(wide.sum()) > SAMPLES:
-                self.wild = True
+                self.full = True
                 return
             middles = 0.5 * (self.angles[1:] + self.angles[:-1])[wide]
             self.ask(middles)
@@ -156,7 +156,7 @@ class Circle:
         spread = float(np.ptp(self.values))
         found = self.clusters(self.values, max(0.01 * spread, self.noise(spread)))
         self.clustered = len(found)
-        self.wild = self.wild or len(found) > limit
+        self.wild = self.full or len(found) > limit
         if self.wild or not found:
             return None
         start = Steps(np.array([m for m, _ in found]), np.array([h for _, h in found]))
@@ -187,7 +187,7 @@ class Circle:
         if steps.count >= limit:
             return None
         self.refine(steps, float(np.ptp(self.unexplained(steps))), rounds=16)
-        if self.wild:
+        if self.full:
             return None
         curve = self.unexplained(steps)
         starts = []

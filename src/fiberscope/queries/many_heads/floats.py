@@ -130,7 +130,8 @@ class _Search:
         failure: _Failure | None = None
         for attempt in range(ATTEMPTS):
             try:
-                return self.attempt(length * steepness, attempt)
+                # Every other search with narrower steps, which crowd less on a circle.
+                return self.attempt(length * steepness * (1, 4)[attempt % 2], attempt)
             except NotFiniteError:
                 # Scores overflow: back off before anything is refused.
                 steepness /= 4
