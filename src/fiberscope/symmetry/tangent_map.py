@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dpotrf, dpotri
 
 from fiberscope.parameters import ParameterSpace, View
 
@@ -147,6 +146,8 @@ def inverse(gram: NDArray[Any]) -> NDArray[np.float64]:
     The pivots of a Cholesky factor tell a singular matrix apart well enough: these Gram matrices
     are the identity plus squares, unless directions vanish altogether.
     """
+    from scipy.linalg.lapack import dpotrf, dpotri
+
     if not np.isfinite(gram).all():
         return np.full(gram.shape, np.nan)
     factor, failed = dpotrf(gram, lower=1)

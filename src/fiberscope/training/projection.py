@@ -19,7 +19,6 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigvalsh_tridiagonal
 
 from fiberscope.errors import InputError
 from fiberscope.parameters import Parameters
@@ -235,6 +234,8 @@ class TangentSpan:
 
 def _smallest_ritz_value(steps: list[float], ratios: list[float]) -> float:
     """Smallest eigenvalue of the tridiagonal matrix that conjugate gradients build on the way."""
+    from scipy.linalg import eigvalsh_tridiagonal
+
     inverse = 1.0 / np.asarray(steps)
     ratio = np.asarray(ratios[:-1])
     diagonal = inverse.copy()
