@@ -138,6 +138,9 @@ def _plain(done: Canonicalization) -> dict[str, Any]:
             "largest": to_plain(done.deviation.largest),
             "relative": to_plain(done.deviation.relative),
             "outputs": done.deviation.outputs,
+            "before_rounding": None
+            if done.exact_deviation is None
+            else to_plain(done.exact_deviation.relative),
         },
         "not_unique_count": done.ties,
         "not_unique": to_plain(done.not_unique),
@@ -165,6 +168,8 @@ def _show(done: Canonicalization) -> None:
         f"probe inputs, {done.deviation.relative:.1e} of their size (float64 arithmetic on the "
         "stored numbers)",
     )
+    if done.exact_deviation is not None:
+        table.add_row("before rounding", f"{done.exact_deviation.relative:.1e} of their size")
     for kind, count in done.dead.items():
         table.add_row("set to zero", f"{count:,} {kind}")
     table.add_row("not unique", _places(done))

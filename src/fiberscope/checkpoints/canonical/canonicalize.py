@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Architecture, Observable
 from fiberscope.checkpoints.canonical.form import CanonicalForm
+from fiberscope.checkpoints.canonical.frame import COARSE
 from fiberscope.checkpoints.canonical.places import NotUnique
 from fiberscope.checkpoints.canonical.points import Style
 from fiberscope.checkpoints.canonical.styles import style_named
@@ -39,8 +40,11 @@ from fiberscope.errors import InputError
 Progress = Callable[[int, int, str], None]
 
 PROBE_SEED, PROBE_SEQUENCES, PROBE_LENGTH, PROBE_ROWS = 0, 2, 8, 2048
-ROUNDINGS = 1e5
-"""Deviation of the outputs, in spacings of the storage, beyond which nothing is written."""
+ROUNDINGS, LARGEST_EXACT, LARGEST_STORED = 1e4, 1e-9, 1.0
+"""Relative deviations of the outputs beyond which nothing is written: so many spacings of the
+storage, but at least the second number and at most the third."""
+IN_MEMORY = 50_000_000
+"""Parameters up to which a form that is stored coarsely is also evaluated before it is rounded."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ class Canonicalization:
     deviation
         Largest difference of the outputs on probe inputs, evaluated in float64 from the stored
         numbers of both checkpoints.
+    exact_deviation
+        The same before the form is rounded to 16 bits, which would hide all but gross errors; None
+        for wider formats, where the first says as much, and for large models.
     not_unique
         Places where rounding or exact freedom decides between representatives.
     dead
@@ -72,6 +79,7 @@ class Canonicalization:
     changed_tensors: int
     tensors: int
     deviation: Deviation
+    exact_deviation: Deviation | None
     not_unique: tuple[NotUnique, ...]
     dead: Mapping[str, int]
     notes: tuple[str, ...]
@@ -132,13 +140,11 @@ def canonicalize(
     check_output(model, target, overwrite=overwrite)
     wiring = wire(model.architecture, model.observable)
     parts = style_named(style, wiring, drop=drop, keep_unread=keep_unread)
-    form = CanonicalForm(
-        wiring,
-        ledger(model.architecture, model.observable).items,
-        workspace_of(model, dtype),
-        parts,
+    items = ledger(model.architecture, model.observable).items
+    form = CanonicalForm(wiring, items, workspace_of(model, dtype), parts)
+    verify = _Verification(
+        model, lambda: CanonicalForm(wiring, items, workspace_of(model), parts).tensors()
     )
-    verify = _Verification(model)
     record = {
         "action": "canonicalize",
         "source": Path(model.checkpoint.path).name,
@@ -171,6 +177,7 @@ def canonicalize(
         len(form.work.moved),
         len(model.architecture.tensors),
         verify.deviation,
+        verify.exact,
         tuple(form.places.found),
         dict(form.places.dead),
         (*model.notes, *written.notes),
@@ -237,9 +244,12 @@ def _stored(form: CanonicalForm) -> Iterator[tuple[str, NDArray[Any]]]:
 class _Verification:
     """Compares outputs before and after; called with the complete directory."""
 
-    def __init__(self, model: OpenModel) -> None:
-        self.model = model
+    def __init__(
+        self, model: OpenModel, exactly: Callable[[], Iterator[tuple[str, NDArray[Any]]]]
+    ) -> None:
+        self.model, self.exactly = model, exactly
         self.deviation = Deviation(0.0, 0.0, 0)
+        self.exact: Deviation | None = None
 
     def __call__(self, directory: Path) -> None:
         model = self.model
@@ -251,15 +261,23 @@ class _Verification:
         probe = probe_inputs(
             architecture, PROBE_SEED, PROBE_SEQUENCES, length, vocabulary_rows=PROBE_ROWS
         )
-        self.deviation = deviation_of(
-            architecture,
-            stored_numbers(model.source, model.matching.stored),
-            stored_numbers(again.source, again.matching.stored),
-            probe,
-            observable,
-        )
+        before = stored_numbers(model.source, model.matching.stored)
+        after = stored_numbers(again.source, again.matching.stored)
+        self.deviation = deviation_of(architecture, before, after, probe, observable)
         formats = {again.source.tensors[name].dtype for name in again.matching.stored.values()}
-        allowed = ROUNDINGS * max(storage_epsilon(name) for name in formats)
+        spacing = max(storage_epsilon(name) for name in formats)
+        if spacing >= COARSE and self.deviation.largest and architecture.parameters <= IN_MEMORY:
+            exact = {name: np.array(array) for name, array in self.exactly()}
+            self.exact = deviation_of(
+                architecture, before, lambda view: view.read(exact), probe, observable
+            )
+            if not self.exact.relative <= 1e-6:
+                raise InputError(
+                    f"the canonical form would change the outputs by {self.exact.relative:.1e} of "
+                    "their size even unrounded, so it is not written; its weights are too "
+                    "ill-conditioned"
+                )
+        allowed = min(max(ROUNDINGS * spacing, LARGEST_EXACT), LARGEST_STORED)
         if not self.deviation.relative <= allowed:
             raise InputError(
                 f"stored as {' and '.join(sorted(formats))}, the canonical form would change the "
