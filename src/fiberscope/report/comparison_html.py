@@ -125,9 +125,12 @@ def _chart(statistics: tuple[Statistic, ...]) -> str:
         return LEFT + max(0.0, share) * (WIDTH - LEFT - 60)
 
     parts = []
-    for value, css in ((1.0, "axis"), (SAME_RMS, "axis"), (DIFFERENT_RMS, "axis")):
-        parts.append(line(place(value), 14, place(value), height - 22, css))
-        parts.append(text(place(value), 10, f"{value:g}", "middle"))
+    last = -100.0
+    for value in (1.0, SAME_RMS, DIFFERENT_RMS):
+        parts.append(line(place(value), 14, place(value), height - 22, "rule"))
+        if place(value) - last > 24:
+            last = place(value)
+            parts.append(text(last, 10, f"{value:g}", "middle"))
     for number, part in enumerate(shown):
         top = 18 + ROW * number
         parts.append(text(LEFT - 6, top + 12, part.name[:52], "end"))

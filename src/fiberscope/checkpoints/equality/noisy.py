@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,23 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-# Bits of the significand (the hidden one included) and the smallest exponent of normal numbers,
-# in the convention x = m 2^e with m in [1/2, 1).
-_FORMATS = {
-    "float64": (53, -1021),
-    "float32": (24, -125),
-    "bfloat16": (8, -125),
-    "float16": (11, -13),
+# Bits behind the point and of the exponent, and the unsigned type of the same width.
+_FORMATS: dict[str, tuple[int, int, type[np.unsignedinteger[Any]]]] = {
+    "float64": (52, 11, np.uint64),
+    "float32": (23, 8, np.uint32),
+    "bfloat16": (7, 8, np.uint16),
+    "float16": (10, 5, np.uint16),
 }
+
+
+@cache
+def _variances(name: str) -> Array:
+    """``ulp^2 / 12`` for every exponent field; subnormal numbers share the smallest spacing."""
+    point, width, _ = _FORMATS[name]
+    field = np.maximum(np.arange(2**width), 1)
+    # Squares leave the range of float64 at its ends: no spacing there, an infinite one above.
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(np.ldexp(1.0 / 12.0, 2 * (field - (2 ** (width - 1) - 1) - point)))
 
 
 SUM_ROUNDINGS = 8.0
@@ -35,11 +45,13 @@ def rounding_variance(stored: NDArray[Any]) -> Array:
         Array in its stored format: float64, float32, float16 or bfloat16 (ml_dtypes); other
         formats count as float32, in which they are handed over. Subnormal spacing is respected.
     """
-    bits, smallest = _FORMATS.get(stored.dtype.name, _FORMATS["float32"])
-    values = stored if stored.dtype in (np.float32, np.float64) else stored.astype(np.float32)
-    exponent = np.maximum(np.frexp(values)[1], smallest)
-    # A zero is stored exactly; its spacing is that of the smallest numbers.
-    return np.ldexp(1.0 / 12.0, 2 * (np.where(values == 0, smallest, exponent) - bits))
+    if stored.dtype.name not in _FORMATS:
+        stored = stored.astype(np.float32)
+    name = stored.dtype.name
+    point, width, unsigned = _FORMATS[name]
+    bits = np.ascontiguousarray(stored).view(unsigned)
+    field = (bits >> unsigned(point)) & unsigned(2**width - 1)
+    return np.take(_variances(name), field.astype(np.intp))
 
 
 @dataclass

@@ -19,6 +19,7 @@ LARGEST_CONDITION = 1e8
 SAME_RMS, SAME_MAX = 1.6, 8.0
 DIFFERENT_RMS, DIFFERENT_MAX = 3.0, 25.0
 CHANCE = 1e-7
+CHUNK = 1 << 15
 CORRELATED = 4
 """Numbers that count as one: a gain's rounding is common to a column, a mean's to a table."""
 
@@ -96,29 +97,41 @@ def statistic(
     computed
         False where stored numbers themselves are compared, which leaves no rounding of float64.
     """
-    residual = found.value - expected.value
-    variance = found.variance + expected.variance
-    count = residual.size
+    count = found.value.size
     if count == 0:
         return Statistic(name, 0.0, 0.0, 0, 0.0)
-    size = np.maximum(mean_square(found.value), mean_square(expected.value))
     factor = FLOOR * EPSILON * min(max(condition, 1.0), LARGEST_CONDITION) if computed else 0.0
-    floor = factor**2 * size
-    allowed = variance + floor
-    row = variance.mean(axis=-1, keepdims=True)
-    if rotated:
-        allowed = np.maximum(allowed, row + floor)
-    allowed = allowed + leverage * row
-    squared = residual**2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        z = np.where(squared > 0, squared / allowed, 0.0)
-        # The allowance is generous where a fit passes rounding on; what is expected is known.
-        share = np.where(allowed > 0, (variance * (1 - leverage / 2) + floor) / allowed, 1.0)
-    expected_square = max(float(share.mean()), 0.1)
-    norm = float(np.sqrt((found.value**2).sum()))
-    relative = float(np.sqrt(squared.sum())) / norm if norm else float(squared.any())
-    rms = float(np.sqrt(z.mean() / expected_square))
-    return Statistic(name, rms, float(np.sqrt(z.max())), count, relative, independent)
+    rows = (-1, found.shape[-1])
+    arrays = [
+        array.reshape(rows)
+        for array in (found.value, found.variance, expected.value, expected.variance)
+    ]
+    total = expected_total = apart = norm = 0.0
+    largest = 0.0
+    # A few rows at a time: the temporaries then stay in the cache.
+    step = max(1, CHUNK // rows[1])
+    for start in range(0, len(arrays[0]), step):
+        value, spread, other, passed = (array[start : start + step] for array in arrays)
+        squared = np.square(value - other)
+        variance = spread + passed
+        floor = factor**2 * np.maximum(mean_square(value), mean_square(other))
+        row = variance.mean(axis=-1, keepdims=True)
+        allowed = variance + floor
+        if rotated:
+            allowed = np.maximum(allowed, row + floor)
+        allowed = allowed + leverage * row
+        with np.errstate(divide="ignore", invalid="ignore"):
+            z = np.where(squared > 0, squared / allowed, 0.0)
+            # The allowance is generous where a fit passes rounding on; what is expected is known.
+            share = np.where(allowed > 0, (variance * (1 - leverage / 2) + floor) / allowed, 1.0)
+        total += float(z.sum())
+        expected_total += float(share.sum())
+        largest = max(largest, float(z.max()))
+        apart += float(squared.sum())
+        norm += float(np.square(value).sum())
+    relative = float(np.sqrt(apart / norm)) if norm else float(apart > 0)
+    rms = float(np.sqrt(total / max(expected_total, 0.1 * count)))
+    return Statistic(name, rms, float(np.sqrt(largest)), count, relative, independent)
 
 
 def mean_square(values: Array) -> Any:
