@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from fiberscope import training
     from fiberscope.analysis import check_family, dimension
     from fiberscope.checkpoints.architecture.program import Observable
+    from fiberscope.checkpoints.canonical.canonicalize import canonicalize
+    from fiberscope.checkpoints.equality.comparison import (
+        compare_checkpoints,
+        compare_models,
+    )
+    from fiberscope.checkpoints.fingerprint.fingerprint import fingerprint
+    from fiberscope.checkpoints.moves.transform import transform
     from fiberscope.errors import InputError
     from fiberscope.report.inspection_report import InspectionReport, inspect
     from fiberscope.verdict import Evidence, Outcome, Status, Verdict
@@ -23,9 +30,14 @@ _PUBLIC = {
     "Outcome": "fiberscope.verdict",
     "Status": "fiberscope.verdict",
     "Verdict": "fiberscope.verdict",
+    "canonicalize": "fiberscope.checkpoints.canonical.canonicalize",
     "check_family": "fiberscope.analysis",
+    "compare_checkpoints": "fiberscope.checkpoints.equality.comparison",
+    "compare_models": "fiberscope.checkpoints.equality.comparison",
     "dimension": "fiberscope.analysis",
+    "fingerprint": "fiberscope.checkpoints.fingerprint.fingerprint",
     "inspect": "fiberscope.report.inspection_report",
+    "transform": "fiberscope.checkpoints.moves.transform",
 }
 """Public name -> the module that defines it; imported on first use, so that the command line and
 ``import fiberscope`` stay instant."""
@@ -39,10 +51,15 @@ __all__ = [
     "Status",
     "Verdict",
     "__version__",
+    "canonicalize",
     "check_family",
+    "compare_checkpoints",
+    "compare_models",
     "dimension",
+    "fingerprint",
     "inspect",
     "training",
+    "transform",
 ]
 
 
