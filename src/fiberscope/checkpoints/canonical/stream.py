@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Observable
-from fiberscope.checkpoints.canonical.frame import COARSE, Frame, looked_up
+from fiberscope.checkpoints.canonical.fixed_rows import looked_up
+from fiberscope.checkpoints.canonical.frame import COARSE, Frame
 from fiberscope.checkpoints.canonical.places import Places
 from fiberscope.checkpoints.canonical.points import Folded, PointForm, Style
 from fiberscope.checkpoints.canonical.workspace import (
