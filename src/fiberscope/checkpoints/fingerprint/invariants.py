@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -82,11 +83,10 @@ def invariants(source: Readable, selection: Selection, *, decide: bool) -> Gathe
         Filled when ``decide``, followed otherwise.
     """
     gathered, model = Gathered(), source.folded
-    label, indices, rows = token_rows(source)
-    at = np.linspace(0, len(rows) - 1, min(len(rows), ROWS)).astype(int)
-    _of_rows(gathered, label, indices[at], rows[at], products=True)
+    tokens = token_rows(source)
+    _of_rows(gathered, tokens, products=True)
     if (seen := unembedding_rows(source)) is not None:
-        _of_rows(gathered, f"{seen[0]} rows", seen[1], seen[2], products=False)
+        _of_rows(gathered, seen, products=False)
     for vectors in _some(model.kept):
         _of_whole(gathered, vectors)
     for vectors in _some(model.constants):
@@ -95,7 +95,7 @@ def invariants(source: Readable, selection: Selection, *, decide: bool) -> Gathe
     for attention in _some(wiring.attentions):
         _of_attention(gathered, model.attention(attention), selection, decide)
     for mlp in _some(wiring.mlps):
-        _of_neurons(gathered, model.mlp(mlp), rows, selection, decide)
+        _of_neurons(gathered, model.mlp(mlp), tokens.rows, selection, decide)
     return gathered
 
 
@@ -104,65 +104,85 @@ def _some(items: Sequence[T]) -> Iterator[T]:
         yield items[index]
 
 
-def token_rows(source: Readable) -> tuple[str, NDArray[np.int64], Array]:
-    """Rows of the table with the most: its label, their numbers, and the rows ``(n, d)``.
+@dataclass(frozen=True)
+class TableRows:
+    """Some rows of a table, or differences of neighbours among them."""
 
-    Where no constant can move between tables only these rows are converted, which matters for
-    large vocabularies.
+    names: tuple[str, ...]
+    rows: Array
+
+
+def token_rows(source: Readable) -> TableRows:
+    """Rows of the table with the most.
+
+    Where a constant can move to or from the whole table, differences of its rows.
     """
-    model = source.folded
-    wiring = model.wiring
+    wiring = source.folded.wiring
     segments = [segment for segment in wiring.segments if segment.embedding is not None]
     found = [(w, s) for s in segments for w in s.writers if w.layer is None]
     writer, segment = max(found, key=lambda pair: pair[0].vectors)
-    single = all(len(tables) < 2 for s in segments if s.embedding for tables in s.embedding.sums)
-    if single and len(writer.view.shape) == 2 and writer.axis == 1:
-        indices = np.array(spread(writer.vectors, 2 * ROWS))
-        rows = source.read(writer.view, indices)
-        return writer.label, indices, _centred(rows) if segment.blind else rows
-    vectors = max(model.tables, key=lambda v: v.array.shape[0])
-    indices = np.array(spread(vectors.array.shape[0], 2 * ROWS))
-    return vectors.label, indices, vectors.array.value[indices]
+    view = writer.view
+    sums = [tables for s in segments if s.embedding for tables in s.embedding.sums]
+    parts = [p for tables in sums if len(tables) > 1 for p in tables if p.tensor == view.tensor]
+    if parts and (largest := max(parts, key=lambda part: part.size)).size < view.size:
+        view = largest  # rows of different sums can take up different constants
+    added = bool(parts)
+    shared = wiring.observable is Observable.PROBABILITIES and writer.tied
+    return _rows(source, writer.label, view, writer.axis, None, segment.blind == 1, added or shared)
 
 
-def unembedding_rows(source: Readable) -> tuple[str, NDArray[np.int64], Array] | None:
-    """Folded rows of an untied unembedding, where their norms are determined."""
-    model = source.folded
-    wiring = model.wiring
+def unembedding_rows(source: Readable) -> TableRows | None:
+    """Rows of an untied unembedding with the gain in front of them, where they are determined."""
+    wiring = source.folded.wiring
     head = wiring.head
     if head is None or wiring.tied:
         return None
+    gain, layer_norm = None, False
     if head.dense is not None and head.norm is None:
         if head.dense.activation is Activation.HOMOGENEOUS:
             return None  # each column has a scale of its own
-    elif wiring.observable is not Observable.PROBABILITIES:
-        point = wiring.point_reading(head.output)
-        indices = np.array(spread(head.output.shape[0], ROWS))
-        rows = source.read(head.output, indices)
-        if point.norm.gain is not None:
-            rows = rows * model.model.values(point.norm.gain)
-        layer_norm = point.norm.kind is NormKind.LAYER
-        return head.label, indices, _centred(rows) if layer_norm else rows
-    vectors, _ = model.unembedding
-    if vectors is None:
-        return None
-    indices = np.array(spread(vectors.array.shape[0], ROWS))
-    return head.label, indices, vectors.array.value[indices]
+    else:
+        norm = wiring.point_reading(head.output).norm
+        gain, layer_norm = norm.gain, norm.kind is NormKind.LAYER
+    shared = wiring.observable is Observable.PROBABILITIES
+    return _rows(source, f"{head.label} rows", head.output, 1, gain, layer_norm, shared)
 
 
-def _centred(rows: Array) -> Array:
-    return np.asarray(rows - rows.mean(axis=1, keepdims=True))
+def _rows(
+    source: Readable,
+    label: str,
+    view: View,
+    axis: int,
+    gain: View | None,
+    centred: bool,
+    differences: bool,
+) -> TableRows:
+    if axis != len(view.shape) - 1:
+        others = [k for k in range(len(view.shape)) if k != axis]
+        view = view.permute(*others, axis)
+    indices = np.array(spread(view.shape[0], 2 * ROWS))
+    rows = source.read(view, indices)
+    if rows.ndim > 2:
+        rows, indices = rows.reshape(-1, rows.shape[-1]), np.arange(rows[..., 0].size)
+    if gain is not None:
+        rows = rows * source.folded.model.values(gain)
+    if centred:
+        rows = rows - rows.mean(axis=1, keepdims=True)
+    if not differences:
+        return TableRows(tuple(f"{label}: row {index}" for index in indices), rows)
+    names = (f"{label}: row {a} less row {b}" for a, b in pairwise(indices))
+    return TableRows(tuple(names), rows[:-1] - rows[1:])
 
 
-def _of_rows(
-    gathered: Gathered, label: str, indices: NDArray[np.int64], rows: Array, *, products: bool
-) -> None:
-    for index, size in zip(indices, np.linalg.norm(rows, axis=1), strict=True):
-        gathered.numbers[f"{label}: norm of row {index}"] = float(size)
+def _of_rows(gathered: Gathered, found: TableRows, *, products: bool) -> None:
+    """Norms of up to 32 rows, and products of neighbours among them."""
+    at = spread(len(found.rows), ROWS)
+    for k in at:
+        gathered.numbers[f"{found.names[k]}, norm"] = float(np.linalg.norm(found.rows[k]))
     if products:
-        for k in range(len(rows) - 1):
-            name = f"{label}: product of rows {indices[k]} and {indices[k + 1]}"
-            gathered.numbers[name] = float(rows[k] @ rows[k + 1])
+        for a, b in pairwise(at):
+            name = f"{found.names[a]}, product with {found.names[b].split(': ')[1]}"
+            gathered.numbers[name] = float(found.rows[a] @ found.rows[b])
 
 
 def _of_whole(gathered: Gathered, vectors: Vectors) -> None:
