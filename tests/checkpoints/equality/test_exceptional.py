@@ -193,3 +193,35 @@ def test_tied_against_stored_twice(tmp_path: object) -> None:
     for one, other in ((first, second), (second, first)):
         found = compare_models(one, other)
         assert found.outcome is Outcome.SAME, found.reason
+
+
+def test_signs_and_quarter_turns_of_normalised_queries_and_keys() -> None:
+    """Rows take the sign of their gain along, and a plane's quarter turn exchanges its gains."""
+    config = toys.llama(
+        "qwen3", "Qwen3ForCausalLM", num_attention_heads=4, num_key_value_heads=2, vocab_size=24
+    )
+    model = laid_out(config)
+    attention = wire(model, model.default_observable).attentions[0]
+    assert attention.rotary is not None
+    assert attention.query_norm is not None and attention.key_norm is not None
+    gains = [attention.query_norm.gain, attention.key_norm.gain]
+    source = drawn(model, 1)
+    copy = {name: value.copy() for name, value in source.items()}
+    query, key = attention.query.read(copy), attention.key.read(copy)
+    query[:, :, 1] *= -1.0
+    first, second = attention.rotary.planes[0]
+    for array in (query, key):
+        rows = np.moveaxis(array, -2, 0)
+        one, other = rows[first].copy(), rows[second].copy()
+        rows[first], rows[second] = -other, one
+    attention.query.write(copy, query)
+    attention.key.write(copy, key)
+    for number, gain in enumerate(gains):
+        assert gain is not None
+        values = np.array(gain.read(copy))
+        if number == 0:
+            values[1] *= -1.0
+        values[[first, second]] = values[[second, first]]
+        gain.write(copy, values)
+    same(model, source, copy)
+    same(model, source, moved(model, copy, 7))

@@ -335,7 +335,8 @@ def check(
     if missed:
         names = ", ".join(missed[:3]) + (", ..." if len(missed) > 3 else "")
         remark += (
-            f"; it misses numbers of {len(missed)} tensors that the circuits do not show ({names})"
+            f"; in {len(missed)} tensors ({names}) it does not arrive at the stored numbers: what "
+            "differs there has no effect, or is a move that witnesses cannot express"
         )
     else:
         remark += " and arrives at every stored number of the second within rounding"

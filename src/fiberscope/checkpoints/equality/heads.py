@@ -16,6 +16,11 @@ from fiberscope.checkpoints.equality.factors import BasisChange, fit_basis
 from fiberscope.checkpoints.equality.folded import FoldedAttention
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined, whitened
+from fiberscope.checkpoints.equality.normalised_heads import (
+    energies,
+    turned_to,
+    with_positive_gains,
+)
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 
@@ -80,6 +85,8 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
         reason = f"{label}: the storage rounding hides whether some heads are silent"
         return HeadMatch(label, none, none, None, np.zeros(0), reason=reason)
     a, b = silenced(a), silenced(b)
+    if b.query_gain is not None:
+        a, b = with_positive_gains(a), with_positive_gains(b)
     if a.query.shape[:2] != b.query.shape[:2]:
         a, b = without_silent_groups(a), without_silent_groups(b)
         if a.query.shape[:2] != b.query.shape[:2]:
@@ -92,6 +99,8 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
         )
     groups, heads = _assign(a, b)
     a = reordered(a, groups, heads)
+    if b.query_gain is not None:
+        a = turned_to(a, b)
     found = HeadMatch(label, groups, heads, None, np.zeros(0))
     if b.query_gain is None:
         found.query_key = _query_key(a, b, found, rotated)
@@ -159,9 +168,9 @@ def _sketches(f: FoldedAttention) -> list[Noisy]:
             parts.append(_contracted(q[0], k[0]) + _contracted(q[1], k[1]))
             parts.append(_contracted(q[0], k[1]) + _contracted(q[1], k[0]).scaled(-1.0))
     else:
-        # Normalised rows are fixed up to a scale; the products of gains are compared elsewhere.
-        weight = rng.standard_normal((SKETCH, f.query.shape[2]))
-        parts += [query.turned(weight, 2), key.turned(weight, 2)]
+        # Behind norms of their own only signs and turns of planes act on queries and keys.
+        mixed = rng.standard_normal(f.query.shape[2])
+        parts += [energies(f, query, mixed), energies(f, key, mixed)]
     value, output = f.value.turned(stream[2], -1), f.output.turned(stream[0], -1)
     parts.append(_contracted(output, _repeated(value, inside)))
     if f.table is not None:
