@@ -25,6 +25,7 @@ _RESOLVED = 0.06
 """Intervals over which the value changes by more than this share are halved."""
 _NEAR = 60.0
 _STEEPNESSES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.12, 1.3, 1.6, 2.0, 3.0, 6.0)
+_INSIDE = 4
 _HOPELESS = 0.3
 _ACCEPTED = 0.2
 """Residuals up to this share of the bound on errors of values are explained."""
@@ -165,7 +166,11 @@ class Circle:
             return None
         for _ in range(limit):
             if fit.worst <= _ACCEPTED * self.floor(fit.steps):
-                return self.pruned(fit)
+                unresolved = self.unresolved(fit.steps)
+                if not unresolved:
+                    return self.pruned(fit)
+                fit = self.resolved(fit.steps, unresolved)
+                continue
             better = self.extended(fit, limit)
             if better is None or better.worst > 0.5 * fit.worst:
                 return None
@@ -180,6 +185,24 @@ class Circle:
         """Errors of values here."""
         score = float(np.abs(steps.directions).max(initial=0.0)) * 2 * self.radius
         return self.probe.floor(self.z, steps.heights, score)
+
+    def unresolved(self, steps: Steps) -> list[int]:
+        """Steps that passed between samples: any steep enough one explains the values."""
+        inside = np.abs(self.plane @ steps.directions.T) < _INSIDE
+        return [int(h) for h in np.flatnonzero(inside.sum(axis=0) < _INSIDE)]
+
+    def resolved(self, steps: Steps, which: list[int]) -> Fit:
+        """Samples inside the given steps, and a new fit that starts from what they show."""
+        directions, heights = steps.directions.copy(), steps.heights.copy()
+        for h in which:
+            rest, height = steps.without(h), abs(float(steps.heights[h]))
+            # The others' errors are far below a step that stands out at all.
+            self.refine(rest, height, rounds=40)
+            found = self.clusters(self.unexplained(rest), 0.02 * height)
+            near = [one for one in found if abs(abs(one[1]) - height) < 0.2 * height]
+            if len(near) == 1:
+                directions[h], heights[h] = near[0]
+        return self.fit(Steps(directions, heights, steps.constant))
 
     def extended(self, fit: Fit, limit: int) -> Fit | None:
         """One step more: a weak one seen in what is left, or one that shares a crossing."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fiberscope.queries.many_heads.pairs import PairProbe
 from fiberscope.queries.many_heads.steps import Fit, Steps, fit_steps
+from fiberscope.queries.session import Purpose
 
 Floats = NDArray[np.float64]
 
@@ -140,12 +141,14 @@ def coarse_sweep(
     factor = size / float(np.linalg.norm(z))
     base = Steps(steps.directions * factor, steps.heights * factor)
     frame = _rotation_from(z, rng)
-    rows, fits, worst = [], [], 0.0
+    rows, fits, worst, purpose = [], [], 0.0, probe.purpose
     for i in range(d):
         for share in _MOVES:
+            probe.purpose = purpose if share == _MOVES[0] else Purpose.RETRIES
             move = frame[i] * (size * share / REACH if i else 0.0)
             here = probe.direction(z * factor + move, size)
             fit, ratio = measure(probe, here, base, (each,), rng)
+            probe.purpose = purpose
             if ratio <= EXPLAINED:
                 break
         else:
