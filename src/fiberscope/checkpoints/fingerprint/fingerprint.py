@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Observable
 from fiberscope.checkpoints.equality.folded import FoldedModel
-from fiberscope.checkpoints.equality.noisy import rounding_variance
+from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.fingerprint.invariants import Selection, invariants
 from fiberscope.errors import InputError
@@ -200,6 +200,14 @@ class Rows:
         return rows
 
 
+class _Exact(StoredModel):
+    """A model whose numbers count as exact: their variances would never be looked at."""
+
+    def read(self, view: View) -> Noisy:
+        """A role without rounding, offset included."""
+        return Noisy.exact(self.values(view))
+
+
 def _perturbed(model: StoredModel, draw: int) -> StoredModel:
     """The model with every number moved at random within its rounding, in float64."""
 
@@ -215,7 +223,7 @@ def _perturbed(model: StoredModel, draw: int) -> StoredModel:
             result[part] += _noise(values[part], rng)
         return result
 
-    return StoredModel(
+    return _Exact(
         model.label, model.architecture, model.wiring, load, "float64", model.config, model.notes
     )
 
