@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.moves.exceptional import SubsetLinear
+from fiberscope.errors import InputError
 from fiberscope.parameters import Parameters
 from fiberscope.symmetry import (
     Element,
@@ -114,7 +115,11 @@ def _rms(values: NDArray[Any]) -> float:
 
 def _ratio(symmetry: Translation, parameters: Parameters, shift: Element, typical: float) -> float:
     worst = 0.0
-    for view, increment in symmetry.increments(dict(parameters), shift):
+    try:
+        increments = symmetry.increments(dict(parameters), shift)
+    except InputError:  # The shift divides by what it makes zero.
+        return float("inf")
+    for view, increment in increments:
         window = view.window(np.asarray(parameters[view.tensor]))
         reference = max(_rms(window), _SMALLEST_REFERENCE * typical)
         size = _rms(np.asarray(increment))
@@ -130,8 +135,11 @@ def _can_be_undone(
     """Whether the opposite shift leads back; it does unless it divides by what has become zero."""
     private = {name: np.array(parameters[name]) for name in symmetry.touches}
     there = {**parameters, **private}
-    symmetry.apply(shift, there)
-    symmetry.apply(symmetry.inverse(shift), there)
+    try:
+        symmetry.apply(shift, there)
+        symmetry.apply(symmetry.inverse(shift), there)
+    except InputError:
+        return False
     return all(
         float(np.abs(there[name] - parameters[name]).max(initial=0.0))
         <= 1e-6 * max(typical, float(np.abs(parameters[name]).max(initial=0.0)))

@@ -13,6 +13,7 @@ from fiberscope.checkpoints.ledger.item import Item, Overlap
 from fiberscope.checkpoints.ledger.rules import shift_terms
 from fiberscope.checkpoints.ledger.rules.heads import unrotated_rows
 from fiberscope.checkpoints.ledger.wiring import Point, Reader, Role, Segment, Wiring
+from fiberscope.errors import InputError
 from fiberscope.parameters import Parameters, View
 from fiberscope.symmetry import Symmetry, Translation
 
@@ -22,6 +23,9 @@ NORM_BIAS = "norm bias"
 INPUT_DIRECTION = "LayerNorm input direction"
 PARALLEL_BIAS = "parallel output biases"
 ALONG_ONES = "residual write along 1"
+
+CANCELLED = 1e-13
+"""A sum of terms that is smaller than this part of their sizes is rounding."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -274,19 +278,32 @@ def norm_bias_is_free(point: Point) -> bool:
 
 
 def _norm_bias(point: Point) -> Item:
-    """Shift the norm's bias and take it back in every reader (and in the carried sum)."""
+    """Shift the norm's bias and take it back in every reader (and in the carried sum).
+
+    A reader without a bias moves along ``u = 1/gain`` by its image over the constant ``u . bias``
+    after the shift. Where that constant is zero before (a fresh model), no small shift has a small
+    effect on such a reader: of the directions only their limit is left, in which the reader moves
+    and nothing else. Where it is zero after, the shift has no finite effect and is refused.
+    """
     label = point.norm.label
+    dividing = [reader for reader in point.readers if reader.bias is None and not reader.tied]
 
     def build() -> Symmetry:
         bias = point.norm.bias
         assert bias is not None
 
         def increments(parameters: Arrays, shift: NDArray[Any]) -> Any:
+            u, constant = input_direction(point, parameters)
+            if dividing and constant == 0.0 and not np.real(shift).any():
+                # An imaginary shift is a derivative; no shift at all moves nothing either way.
+                limit = [(r.weight, -(r.weight.read(parameters) @ shift)) for r in dividing]
+                return [(weight, brought[..., None] * u) for weight, brought in limit]
             moved: list[tuple[View, NDArray[Any]]] = [(bias, shift)]
             if point.carried:
                 moved.append((point.carried_biases[0], -shift))
-            u, constant = input_direction(point, parameters)
             after = constant + u @ shift
+            if dividing:
+                _refuse_cancelled(label, after, np.abs(u) @ np.abs(bias.read(parameters) + shift))
             for reader in point.readers:
                 brought = reader.weight.read(parameters) @ shift
                 if reader.bias is not None:
@@ -320,3 +337,12 @@ def _norm_bias(point: Point) -> Item:
         return Translation(name, (point.width,), views, increments, linear=linear)
 
     return Item(NORM_BIAS, point.layer, point.width, build, label)
+
+
+def _refuse_cancelled(label: str, constant: Any, size: Any) -> None:
+    """Refuse to divide by a constant that is zero but for the rounding of its terms' ``size``."""
+    if abs(constant) <= CANCELLED * size:
+        raise InputError(
+            f"the shift of the bias of {label} makes bias/gain add up to zero, where readers "
+            "without a bias cannot take it back; use another shift"
+        )
