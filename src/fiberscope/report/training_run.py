@@ -103,6 +103,8 @@ class TrainingRun:
         If the run told them.
     update, decayed, adapted
         Totals of the update and of its parts.
+    repeated
+        Measurements left out because a resumed run took their steps once more.
     """
 
     path: Path
@@ -121,6 +123,7 @@ class TrainingRun:
     update: Distances
     decayed: Distances | None
     adapted: Distances | None
+    repeated: int = 0
 
     @property
     def start(self) -> Start:
@@ -136,8 +139,14 @@ class TrainingRun:
             notes.append(NOT_ADDITIVE)
         if len(self.starts) > 1:
             notes.append(
-                f"the run was continued: the file holds {len(self.starts)} starts, and steps that "
-                "begin again are counted on from the last one"
+                f"the run was continued (or trained other parameters from some step on): the file "
+                f"holds {len(self.starts)} starts, and steps that begin again from 1 are counted "
+                "on from the last one"
+            )
+        if self.repeated:
+            notes.append(
+                f"{self.repeated} measurements are left out, because a resumed run took their "
+                "steps once more"
             )
         if self.measurements and any(m.projected for m in self.measurements):
             notes.append(
@@ -214,7 +223,7 @@ def gathered(path: Path, records: Iterable[Record]) -> TrainingRun:
     """Gather records; see `training_run`."""
     starts: list[Start] = []
     measured: list[tuple[Start, Measurement]] = []
-    fresh, offset = False, 0
+    fresh, offset, repeated = False, 0, 0
     for record in records:
         if isinstance(record, Start):
             starts.append(record)
@@ -224,8 +233,14 @@ def gathered(path: Path, records: Iterable[Record]) -> TrainingRun:
             raise InputError(f"{path} begins without a start; give a file that a monitor wrote")
         last = measured[-1][1].step if measured else 0
         if fresh and offset + record.step <= last:
-            offset = last  # a continued run that counts from one again
+            if record.step == 1:  # A monitor that counts from one measures its first step.
+                offset = last
+            else:  # A run that was resumed from a checkpoint takes some steps once more.
+                kept = [(s, m) for s, m in measured if m.step < offset + record.step]
+                repeated += len(measured) - len(kept)
+                measured = kept
         fresh = False
+        _check_lengths(path, starts[-1], record)
         measured.append((starts[-1], replace(record, step=offset + record.step)))
     if not measured:
         raise InputError(
@@ -249,7 +264,22 @@ def gathered(path: Path, records: Iterable[Record]) -> TrainingRun:
         _distances([m.update for m in only]),
         _total([m.decay for m in only]),
         _total([m.adaptive for m in only]),
+        repeated,
     )
+
+
+def _check_lengths(path: Path, start: Start, record: Measurement) -> None:
+    """Refuse a measurement that does not go with its start."""
+    pairs = (
+        (start.items, record.item_shares),
+        (start.balances, record.balances),
+        (start.dead_biases, record.dead_bias_drifts),
+    )
+    if any(len(first) != len(second) for first, second in pairs):
+        raise InputError(
+            f"{path}: the measurement of step {record.step} lists other mechanisms than the start "
+            "before it; the file is damaged or was put together from several runs"
+        )
 
 
 Part = Callable[[Measurement], Direction | None]

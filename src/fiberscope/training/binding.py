@@ -165,13 +165,29 @@ def architecture_of(model: Any) -> Architecture:
     return architecture(raw, f"the configuration of the {name} in memory", tied=tied)
 
 
+def trained(tensors: Mapping[str, Any], optimizer: Any) -> frozenset[str]:
+    """Names of the tensors that the optimizer steps now: it has them, and they need gradients."""
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return frozenset(
+        key for key, tensor in tensors.items() if tensor.requires_grad and id(tensor) in stepped
+    )
+
+
+def bound_again(binding: Binding, optimizer: Any) -> Binding:
+    """The same model where other parameters are trained than before.
+
+    Raises
+    ------
+    InputError
+        If the optimizer steps none of them any more.
+    """
+    return _with_symmetries(binding.name, binding.ledger, binding.tensors, optimizer)
+
+
 def _with_symmetries(
     name: str, found: Ledger, tensors: Mapping[str, Any], optimizer: Any
 ) -> Binding:
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    free = frozenset(
-        key for key, tensor in tensors.items() if tensor.requires_grad and id(tensor) in stepped
-    )
+    free = trained(tensors, optimizer)
     if not free:
         raise InputError(
             f"the optimizer steps no parameter of the {name}; give the optimizer of this model"

@@ -29,22 +29,28 @@ COUPLED = (
 
 def decays_apart(optimizer: Any) -> bool | None:
     """Whether weight decay is decoupled; None when the optimizer is not known."""
-    name = type(optimizer).__name__
-    if any(group.get("decoupled_weight_decay", False) for group in optimizer.param_groups):
+    if any(_is_apart(optimizer, group) for group in optimizer.param_groups):
         return True
-    if name in DECOUPLED and type(optimizer).__module__.startswith("torch."):
-        return True
-    return False if name in COUPLED else None
+    return False if type(optimizer).__name__ in COUPLED else None
+
+
+def _is_apart(optimizer: Any, group: Mapping[str, Any]) -> bool:
+    """Whether one group's decay is decoupled: groups of an Adam may differ in it."""
+    kind = type(optimizer)
+    always = kind.__name__ in DECOUPLED and kind.__module__.startswith("torch.")
+    return bool(group.get("decoupled_weight_decay", always))
 
 
 def decay_factors(optimizer: Any) -> dict[int, float]:
-    """``-lr * weight_decay`` of every parameter that the coming step will change, by identity.
+    """``-lr * weight_decay`` of every parameter that the coming step will shrink, by identity.
 
-    Parameters without a gradient are passed over by the step and do not shrink.
+    Parameters without a gradient are passed over by the step and do not shrink; nor do those of
+    groups whose decay is added to the gradient, where others of the optimizer are decoupled.
     """
     return {
         id(parameter): -float(group["lr"]) * float(group.get("weight_decay", 0.0))
         for group in optimizer.param_groups
+        if _is_apart(optimizer, group)
         for parameter in group["params"]
         if parameter.grad is not None
     }

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fiberscope.checkpoints.architecture.program import Observable
 from fiberscope.errors import InputError
 from fiberscope.training.attention_roles import AttentionRoles
-from fiberscope.training.binding import bind, to_float64
+from fiberscope.training.binding import bind, bound_again, to_float64, trained
 from fiberscope.training.decay import decay_direction, decay_factors, decays_apart
 from fiberscope.training.measure import Measured, Meter, Parts
 from fiberscope.training.projection import SHARE_ERROR
@@ -56,7 +56,8 @@ class SymmetryMonitor:
         ``attention``.
     optimizer
         The torch optimizer (or accelerate's wrapper) that steps its parameters. Parameters that it
-        does not step, or that need no gradient, are frozen.
+        does not step, or that need no gradient, are frozen. Where that changes during the run (a
+        layer is unfrozen, a group added), the next measurement begins with a new start record.
     every
         Steps from one measurement to the next.
     observable
@@ -88,9 +89,9 @@ class SymmetryMonitor:
     Attributes
     ----------
     start : Start
-        What is measured.
+        What is measured now.
     measurements : list of Measurement
-        Everything measured so far.
+        Everything measured so far. Their ``item_shares`` go with the start that came before them.
 
     Raises
     ------
@@ -122,8 +123,8 @@ class SymmetryMonitor:
         masters: Mapping[str, Any] | None = None,
         attention: Sequence[AttentionRoles] = (),
     ) -> None:
-        if every < 1:
-            raise InputError(f"every is {every}; measure every step or more rarely, from 1 on")
+        if not isinstance(every, int) or every < 1:
+            raise InputError(f"every is {every}; give a whole number of steps, from 1 on")
         if not 0.0 < tolerance < 1.0:
             raise InputError(f"tolerance is {tolerance}; give a share error between 0 and 1")
         self.every, self.project = every, project
@@ -136,12 +137,21 @@ class SymmetryMonitor:
         self._apart = decays_apart(self._optimizer)
         self._before: _Before | None = None
         self._warned = False
-        self.start = self._described(model, tolerance)
+        self._tolerance = tolerance
+        self._model_notes = [*_dropout_note(model), *_padding_note(model)]
+        self.start = self._described()
+        for writer in writers:
+            if not (callable(getattr(writer, "write", None)) and hasattr(writer, "close")):
+                raise InputError(
+                    f"a {type(writer).__name__} is no writer; give objects with write(record) and "
+                    "close()"
+                )
         self._writers: list[Writer] = []
-        if path is not None and _is_first_process():
-            self._writers.append(JsonLines(path, append=append))
+        # The file comes last: what is refused before it leaves no file behind.
         if tensorboard is not None and _is_first_process():
             self._writers.append(TensorBoard(tensorboard))
+        if path is not None and _is_first_process():
+            self._writers.append(JsonLines(path, append=append))
         if table and _is_first_process():
             self._writers.append(LiveTable())
         self._writers += writers
@@ -177,10 +187,20 @@ class SymmetryMonitor:
         if not (due or self.project):
             return
         started = time.perf_counter()
+        if trained(self.binding.tensors, self._optimizer) != self.binding.free:
+            try:
+                self._bind_again()
+            except InputError as error:
+                self._warn(self.step + 1, error)
+                return
         # A step with a closure computes its gradient inside: what is stored now is stale. The first
         # argument is the optimizer itself.
         stale = any(value is not None for value in (*given[1:], *named.values()))
         gradient = self.binding.gradients() if due and not stale else None
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if gradient is not None and scale is not None:
+            # A fused step divides by the scaler's factor inside.
+            gradient = {name: array / float(scale) for name, array in gradient.items()}
         self._before = _Before(
             self.binding.weights(),
             gradient,
@@ -215,9 +235,21 @@ class SymmetryMonitor:
                 self._remove(self._meter.invisible(parts), parts)
         except InputError as error:
             # A diverging run is the user's to stop, not the monitor's.
-            if not self._warned:
-                warnings.warn(f"step {self.step} is not measured: {error}", stacklevel=2)
-            self._warned = True
+            self._warn(self.step, error)
+
+    def _warn(self, step: int, error: InputError) -> None:
+        if not self._warned:
+            warnings.warn(f"step {step} is not measured: {error}", stacklevel=3)
+        self._warned = True
+
+    def _bind_again(self) -> None:
+        """Other parameters are trained than before: other symmetries are free, from here on."""
+        self.binding = bound_again(self.binding, self._optimizer)
+        self._meter = Meter(self.binding.items, self.binding.symmetries, self._tolerance)
+        self._apart = decays_apart(self._optimizer)
+        self.start = self._described()
+        for writer in self._writers:
+            writer.write(self.start)
 
     def _remove(self, invisible: Arrays, parts: Parts) -> None:
         import torch
@@ -241,7 +273,7 @@ class SymmetryMonitor:
             measured.balances,
             measured.dead_bias_drifts,
             learning_rates,
-            self.loss,
+            _finite(self.loss),
             seconds,
             measured.iterations,
             self.project,
@@ -250,10 +282,10 @@ class SymmetryMonitor:
         for writer in self._writers:
             writer.write(measurement)
 
-    def _described(self, model: Any, tolerance: float) -> Start:
+    def _described(self) -> Start:
         binding = self.binding
         k, total = binding.invisible, binding.parameters
-        notes = [*binding.notes, *_dropout_note(model)]
+        notes = [*binding.notes, *self._model_notes]
         if self._apart is None:
             notes.append(
                 f"whether {type(self._optimizer).__name__} decays weights apart from the gradient "
@@ -273,7 +305,7 @@ class SymmetryMonitor:
             k,
             k / total,
             standard_deviation(k, total),
-            tolerance,
+            self._tolerance,
             self.every,
             self.project,
             tuple(
@@ -296,6 +328,12 @@ def standard_deviation(invisible: int, parameters: int) -> float:
     return sqrt(2.0 * k * (total - k) / (total**2 * (total + 2)))
 
 
+def _finite(loss: Any) -> float | None:
+    """The loss as a number, None where it is none (a diverging run goes on)."""
+    value = None if loss is None else float(loss)
+    return value if value is not None and isfinite(value) else None
+
+
 def _observable(name: str) -> Observable:
     try:
         return Observable(name)
@@ -311,6 +349,21 @@ def _dropout_note(model: Any) -> list[str]:
     return [
         "the model has dropout, which breaks some symmetries of the function from step to step, so "
         "the gradient's share is not zero"
+    ]
+
+
+def _padding_note(model: Any) -> list[str]:
+    rows = [
+        module
+        for module in model.modules()
+        if getattr(module, "padding_idx", None) is not None
+        and getattr(getattr(module, "weight", None), "requires_grad", False)
+    ]
+    if not rows:
+        return []
+    return [
+        "torch withholds the gradient of an embedding's padding row, so the gradient's share is "
+        "not zero where batches hold that token"
     ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -205,9 +206,13 @@ def from_line(line: str, where: str = "line") -> Record:
         )
     try:
         if data["record"] == "start":
-            return _start(data)
+            start = _start(data)
+            _check_start(start)
+            return start
         if data["record"] == "measurement":
-            return _measurement(data)
+            measurement = _measurement(data)
+            _check_measurement(measurement)
+            return measurement
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{where} lacks or garbles a field: {error!r}; the file is damaged") from (
             error
@@ -249,6 +254,45 @@ def _start(data: Mapping[str, Any]) -> Start:
     for name in ("balances", "dead_biases", "notes"):
         values[name] = tuple(values[name])
     return Start(**values)
+
+
+def _check_start(start: Start) -> None:
+    """Raise ValueError where a number cannot be one of a run."""
+    for index in (*start.balances, *start.dead_biases):
+        if not (isinstance(index, int) and 0 <= index < len(start.items)):
+            raise ValueError(f"{index!r} is no entry of items")
+    _check_number("expected_share", start.expected_share, 0.0, 1.0)
+    _check_number("standard_deviation", start.standard_deviation, 0.0, 1.0)
+    for name in ("parameters", "frozen", "invisible", "every"):
+        if not isinstance(value := getattr(start, name), int) or value < 0:
+            raise ValueError(f"{name} is {value!r}")
+
+
+def _check_measurement(measurement: Measurement) -> None:
+    """Raise ValueError where a number cannot be one of a measurement."""
+    if not isinstance(measurement.step, int) or measurement.step < 1:
+        raise ValueError(f"step is {measurement.step!r}")
+    for name in ("update", "decay", "adaptive", "gradient"):
+        part: Direction | None = getattr(measurement, name)
+        if part is not None:
+            _check_number(f"the norm of {name}", part.norm, 0.0, inf)
+            if part.share is not None:
+                _check_number(f"the share of {name}", part.share, 0.0, 1.0)
+    for share in measurement.item_shares:
+        _check_number("an item's share", share, 0.0, 1.0)
+    for balance in measurement.balances:
+        _check_number("an imbalance", balance.imbalance, 0.0, 1.0 + 1e-9)
+    for drift in measurement.dead_bias_drifts:
+        _check_number("a dead bias's drift", drift, 0.0, inf)
+    if measurement.loss is not None:
+        _check_number("loss", measurement.loss, -inf, inf)
+
+
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is {value!r}")
+    if not (isfinite(value) and low <= value <= high):
+        raise ValueError(f"{name} is {value}")
 
 
 def _direction(data: Mapping[str, Any] | None) -> Direction | None:

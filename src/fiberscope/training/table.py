@@ -34,6 +34,7 @@ class LiveTable:
         """Take a record and redraw."""
         if isinstance(record, Start):
             self._start = record
+            self._rows.clear()  # Shares of earlier rows go with the earlier start's entries.
             self._live.start()
             return
         self._rows.append(record)

@@ -49,7 +49,9 @@ def _callback_class() -> type[Any]:
             self.monitor: SymmetryMonitor | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            """Put the hooks on the Trainer's optimizer."""
+            """Put the hooks on the Trainer's optimizer, those of a broken-off training away."""
+            if self.monitor is not None:
+                self.monitor.close()
             self.monitor = SymmetryMonitor(given["model"], given["optimizer"], **self.options)
             self.monitor.step = int(state.global_step)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fiberscope.errors import InputError
-from fiberscope.training.record import Direction, Measurement, Record, Start, to_line
+from fiberscope.training.record import SCHEMA, Direction, Measurement, Record, Start, to_line
+
+_FIRST_BYTES = f'{{"schema": "{SCHEMA}"'.encode()
 
 
 class Writer(Protocol):
@@ -36,7 +38,7 @@ class JsonLines:
     Raises
     ------
     InputError
-        If the file exists and is not to be continued, or cannot be opened.
+        If the file exists and is not to be continued, is no record of a run, or cannot be opened.
     """
 
     def __init__(self, path: str | Path, *, append: bool = False) -> None:
@@ -60,6 +62,12 @@ class JsonLines:
         """Drop what a killed run left of its last line."""
         self._file.seek(0)
         content = self._file.read()
+        if content.strip() and content[: len(_FIRST_BYTES)] != _FIRST_BYTES[: len(content)]:
+            self._file.close()
+            raise InputError(
+                f"{self.path} is no record of a monitored run, so it is not continued; name "
+                "another file"
+            )
         self._file.truncate(content.rfind(b"\n") + 1)
         self._file.seek(0, os.SEEK_END)
 
@@ -88,6 +96,10 @@ class TensorBoard:
 
     def __init__(self, writer: Any) -> None:
         self._own = isinstance(writer, str | Path)
+        if not self._own and not callable(getattr(writer, "add_scalar", None)):
+            raise InputError(
+                f"tensorboard is a {type(writer).__name__}; give a directory or a SummaryWriter"
+            )
         self._writer = _summary_writer(writer) if self._own else writer
         self._start: Start | None = None
 
