@@ -261,8 +261,8 @@ def _value_output_sizes(f: FoldedAttention) -> tuple[Array, Array]:
     From triangular factors: eigenvalues of Gram products would lose half of the digits.
     """
     values, outputs = f.value.value, f.output.value
-    right: Array = np.linalg.qr(values.swapaxes(-1, -2), mode="r")
-    left: Array = np.linalg.qr(outputs.swapaxes(-1, -2), mode="r")
+    right: Any = np.linalg.qr(values.swapaxes(-1, -2), mode="r")
+    left: Any = np.linalg.qr(outputs.swapaxes(-1, -2), mode="r")
     core = left @ right[:, None].swapaxes(-1, -2)
     singular = np.linalg.svd(core, compute_uv=False)
     return np.sqrt(np.square(singular).sum(axis=-1)), singular[..., 0]
