@@ -134,7 +134,7 @@ def compare_adapters(first: Path, second: Path) -> CheckpointComparison:
             continue
         part = _compare(module, one, other)
         statistics.append(part)
-        share = float(uncertainty(_batch(other[0]), _batch(other[1]))[0])
+        share = max(float(uncertainty(*map(_batch, pair))[0]) for pair in (one, other))
         worst = max(worst, (share, module))
     shared |= {"statistics": tuple(statistics), "uncertainty": worst}
     for part in statistics:

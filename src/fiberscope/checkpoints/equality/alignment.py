@@ -9,7 +9,7 @@ import numpy as np
 
 from fiberscope.checkpoints.architecture.program import Activation, Attention, Mlp
 from fiberscope.checkpoints.equality.folded import FoldedMlp, FoldedModel, Vectors
-from fiberscope.checkpoints.equality.frame import Frame, candidates
+from fiberscope.checkpoints.equality.frame import Frame, candidates, is_centred_wiring
 from fiberscope.checkpoints.equality.heads import HeadMatch, carried, match_heads
 from fiberscope.checkpoints.equality.neurons import (
     NeuronMatch,
@@ -47,6 +47,16 @@ class Alignment:
     reasons: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
     uncertainty: tuple[float, str] = (0.0, "")
+    centred: bool = False
+
+    @property
+    def mixes(self) -> bool:
+        """Whether numbers share the rounding of their row.
+
+        A fitted rotation passes it on, and so does a subtracted mean: after a common shift all
+        entries lie on one grid, and their errors can be one and the same.
+        """
+        return self.frame.rotated or self.centred
 
 
 def align(
@@ -69,7 +79,7 @@ def align(
             progress(number, steps, what)
 
     tick(0, "frame of the residual stream")
-    found = Alignment(*_frame(first, second, ledger))
+    found = Alignment(*_frame(first, second, ledger), centred=is_centred_wiring(second.wiring))
     for number, (a, b) in enumerate(blocks):
         tick(number + 1, b.label)
         _block(first, second, a, b, found)
@@ -79,9 +89,7 @@ def align(
     for one, other in zip(first.constants, second.constants, strict=True):
         # An ill-conditioned output passes its rounding on along one direction.
         moved = found.frame.carry(one.array)
-        part = statistic(
-            other.label, other.array, moved, rotated=found.frame.rotated, independent=1.0
-        )
+        part = statistic(other.label, other.array, moved, rotated=found.mixes, independent=1.0)
         found.statistics.append(part)
     _head(first, second, found)
     return found
@@ -126,9 +134,8 @@ def _badness(parts: list[Statistic]) -> float:
 
 def _vectors(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
     exact = a.untouched and b.untouched and not frame.rotated
-    return statistic(
-        b.label, b.array, frame.carry(a.array), rotated=frame.rotated, computed=not exact
-    )
+    mixes = frame.rotated or b.centred
+    return statistic(b.label, b.array, frame.carry(a.array), rotated=mixes, computed=not exact)
 
 
 def _kept(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
@@ -148,7 +155,7 @@ def _block(
     b: Attention | Mlp,
     found: Alignment,
 ) -> None:
-    rotated = found.frame.rotated
+    rotated = found.mixes
     if isinstance(a, Attention):
         assert isinstance(b, Attention)
         heads = match_heads(
@@ -195,7 +202,7 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
         moved = carried_mlp(one, frame, down_moves=False)
         moved = _renamed(moved, order)
         assert rows_a is not None and rows_b is not None
-        found.statistics.append(statistic(other.label, other.up, moved.up, rotated=frame.rotated))
+        found.statistics.append(statistic(other.label, other.up, moved.up, rotated=found.mixes))
         if moved.up_constant is not None and other.up_constant is not None:
             found.statistics.append(
                 statistic(
@@ -216,7 +223,7 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
                 moved,
                 other,
                 Scales(False, scales.homogeneous, scales.power, scales.odd),
-                rotated=frame.rotated,
+                rotated=found.mixes,
             ),
             found,
         )

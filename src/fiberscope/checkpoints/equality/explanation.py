@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -31,7 +32,7 @@ class ScaledStream(FoldedModel):
     @cached_property
     def tables(self) -> list[Vectors]:
         """Multiplied like everything written, so no longer the stored numbers."""
-        return [Vectors(v.label, v.array, v.kind) for v in super().tables]
+        return [replace(v, untouched=False) for v in super().tables]
 
     def kept_vectors(self) -> list[Vectors]:
         """The gain and bias in front of a tied table take the factor back."""

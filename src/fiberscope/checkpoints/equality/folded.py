@@ -89,6 +89,7 @@ class Vectors:
     array: Noisy
     kind: str = "vector"
     untouched: bool = False
+    centred: bool = False
 
 
 class FoldedModel:
@@ -114,10 +115,7 @@ class FoldedModel:
         if (bias := self._constant_input(point)) is not None:
             brought = rows.dot(bias)
             constant = brought if constant is None else constant + brought
-        if (gain := self._gain(point)) is not None:
-            rows = rows.times(gain)
-        if point.norm.kind is NormKind.LAYER:
-            rows = rows.centred(-1)
+        rows.fold(self._gain(point), centred=point.norm.kind is NormKind.LAYER)
         return rows, constant
 
     def write(self, array: Noisy, segment: Segment, axis: int = -1) -> Noisy:
@@ -229,7 +227,11 @@ class FoldedModel:
                 rows = Noisy(rows.value + writer.view.offset, rows.variance)
                 rows = self.write(rows.reshaped(-1, segment.width), segment)
                 if writer.view not in seen:  # encoder and decoder can share a table
-                    found.append(Vectors(writer.label, rows, untouched=untouched))
+                    found.append(
+                        Vectors(
+                            writer.label, rows, untouched=untouched, centred=bool(segment.blind)
+                        )
+                    )
                 seen.add(writer.view)
         return found
 
@@ -392,7 +394,11 @@ class FoldedModel:
             and point.norm.kind is NormKind.RMS
             and self.wiring.observable is not Observable.PROBABILITIES
         )
-        return (None if plain else Vectors(reader.label, rows)), constant
+        return (
+            None
+            if plain
+            else Vectors(reader.label, rows, centred=point.norm.kind is NormKind.LAYER)
+        ), constant
 
     @cached_property
     def dense(self) -> FoldedMlp | None:

@@ -491,7 +491,8 @@ def _measure(
             for first, second in ((moved, plain[1]), (moved_dual, dual[1]))
         ]
         found.statistics.append(together(name, parts))
-    share = uncertainty(plain[1], dual[1])
+    # Of either model: agreement with a blurred product says nothing, whichever is blurred.
+    share = np.maximum(uncertainty(plain[0], dual[0]), uncertainty(plain[1], dual[1]))
     worst = int(share.argmax())
     if share[worst] > found.uncertainty[0]:
         found.uncertainty = (float(share[worst]), f"{found.label} {circuit}, group {worst}")
