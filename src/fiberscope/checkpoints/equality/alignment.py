@@ -18,7 +18,7 @@ from fiberscope.checkpoints.equality.neurons import (
     match_neurons,
     scales_of,
 )
-from fiberscope.checkpoints.equality.statistic import Statistic, statistic
+from fiberscope.checkpoints.equality.statistic import Statistic, statistic, statistic_of_parts
 from fiberscope.checkpoints.ledger import Ledger
 
 Progress = Callable[[int, int, str], None]
@@ -135,7 +135,8 @@ def _badness(parts: list[Statistic]) -> float:
 def _vectors(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
     exact = a.untouched and b.untouched and not frame.rotated
     mixes = frame.rotated or b.centred
-    return statistic(b.label, b.array, frame.carry(a.array), rotated=mixes, computed=not exact)
+    parts = ((y, frame.carry(x)) for x, y in zip(a.parts(), b.parts(), strict=True))
+    return statistic_of_parts(b.label, parts, rotated=mixes, computed=not exact)
 
 
 def _kept(a: Vectors, b: Vectors, frame: Frame) -> Statistic:

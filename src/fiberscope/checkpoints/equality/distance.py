@@ -96,9 +96,10 @@ def _terms(first: FoldedModel, second: FoldedModel, found: Alignment) -> Iterato
     vectors.append((first.constants, second.constants))
     for ones, others in vectors:
         for one, other in zip(ones, others, strict=True):
-            if one.array.shape == other.array.shape:
-                vectors_a = one.array if one.kind == "gain" else frame.carry(one.array)
-                yield _Term([vectors_a.value], [other.array.value], None)
+            if one.shape == other.shape:
+                for x, y in zip(one.parts(), other.parts(), strict=True):
+                    carried_rows = x if one.kind == "gain" else frame.carry(x)
+                    yield _Term([carried_rows.value], [y.value], None)
     for a, b in blocks_of(first, second):
         if isinstance(a, Attention):
             assert isinstance(b, Attention)
@@ -120,7 +121,8 @@ def _terms(first: FoldedModel, second: FoldedModel, found: Alignment) -> Iterato
         yield from _neurons(moved, chosen(second.mlp(b), alive), homogeneous)
     rows_a, rows_b = first.unembedding[0], second.unembedding[0]
     if rows_a is not None and rows_b is not None and first.dense is None:
-        yield _Term([frame.carry(rows_a.array).value], [rows_b.array.value], None)
+        for x, y in zip(rows_a.parts(), rows_b.parts(), strict=True):
+            yield _Term([frame.carry(x).value], [y.value], None)
 
 
 def _attention(a: FoldedAttention, b: FoldedAttention) -> Iterator[_Term]:

@@ -9,8 +9,7 @@ import numpy as np
 
 from fiberscope.checkpoints.architecture.program import NormKind
 from fiberscope.checkpoints.equality.alignment import Alignment, align
-from fiberscope.checkpoints.equality.folded import FoldedModel, Vectors
-from fiberscope.checkpoints.equality.noisy import Noisy
+from fiberscope.checkpoints.equality.folded import FoldedModel, T, Vectors
 from fiberscope.checkpoints.equality.statistic import statistic
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger import Ledger
@@ -25,7 +24,7 @@ class ScaledStream(FoldedModel):
         super().__init__(model)
         self.factor = factor
 
-    def write(self, array: Noisy, segment: Segment, axis: int = -1) -> Noisy:
+    def write(self, array: T, segment: Segment, axis: int = -1) -> T:
         """Everything written is multiplied."""
         return super().write(array, segment, axis).scaled(self.factor)
 

@@ -10,8 +10,10 @@ by, so zero gains need no special case.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +26,15 @@ from fiberscope.checkpoints.architecture.program import (
     Observable,
     Rotary,
 )
-from fiberscope.checkpoints.equality.noisy import Noisy, joined, rounding_variance
+from fiberscope.checkpoints.equality.noisy import Noisy, joined
+from fiberscope.checkpoints.equality.rows import Rows, pieces
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free, unrotated_index
 from fiberscope.checkpoints.ledger.rules.discrete import sharing_positions
 from fiberscope.checkpoints.ledger.wiring import Point, Reader, Role, Segment
 from fiberscope.parameters import View
+
+T = TypeVar("T", Noisy, Rows)
 
 
 @dataclass
@@ -86,10 +91,29 @@ class Vectors:
     """
 
     label: str
-    array: Noisy
+    rows: Noisy | Rows
     kind: str = "vector"
     untouched: bool = False
     centred: bool = False
+
+    @property
+    def array(self) -> Noisy:
+        """All of them at once."""
+        return self.rows.whole() if isinstance(self.rows, Rows) else self.rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape ``(count, d)``."""
+        return self.rows.shape
+
+    def parts(self) -> Iterator[Noisy]:
+        """A few at a time."""
+        for piece in pieces(self.shape):
+            yield self.rows.part(piece)
+
+
+Shifts = dict[str, list[tuple[View, Noisy]]]
+"""Constants added to the rows of some views of a tensor."""
 
 
 class FoldedModel:
@@ -118,7 +142,7 @@ class FoldedModel:
         rows.fold(self._gain(point), centred=point.norm.kind is NormKind.LAYER)
         return rows, constant
 
-    def write(self, array: Noisy, segment: Segment, axis: int = -1) -> Noisy:
+    def write(self, array: T, segment: Segment, axis: int = -1) -> T:
         """What a writer adds, less what nobody reads."""
         return array.centred(axis) if segment.blind else array
 
@@ -213,30 +237,36 @@ class FoldedModel:
             if segment.embedding is None:
                 continue
             writers = [writer for writer in segment.writers if writer.layer is None]
-            arrays = {}
-            for name in dict.fromkeys(writer.view.tensor for writer in writers):
-                stored = self.model.tensor(name)
-                arrays[name] = Noisy(stored.astype(np.float64), rounding_variance(stored))
-            self._move_constants(segment, arrays)
+            shifts = self._moved_constants(segment)
             for writer in writers:
-                held = self.model.tensor(writer.view.tensor)
-                untouched = not segment.blind and np.array_equal(
-                    arrays[writer.view.tensor].value, held
-                )
-                rows = _window(writer.view, arrays)
-                rows = Noisy(rows.value + writer.view.offset, rows.variance)
-                rows = self.write(rows.reshaped(-1, segment.width), segment)
+                rows = self._table(writer.view, shifts, segment.width)
+                moved = any(by.value.any() for _, by in shifts.get(writer.view.tensor, ()))
+                blind = bool(segment.blind)
                 if writer.view not in seen:  # encoder and decoder can share a table
                     found.append(
                         Vectors(
-                            writer.label, rows, untouched=untouched, centred=bool(segment.blind)
+                            writer.label,
+                            self.write(rows, segment),
+                            untouched=not (blind or moved or writer.view.offset),
+                            centred=blind,
                         )
                     )
                 seen.add(writer.view)
         return found
 
-    def _move_constants(self, segment: Segment, arrays: dict[str, Noisy]) -> None:
+    def _table(self, view: View, shifts: Shifts, width: int) -> Rows:
+        """A table with the constants moved so far."""
+        stored = self.model.stored(view).reshape(-1, width)
+        masks = []
+        for part, by in shifts.get(view.tensor, ()):
+            marks = np.zeros(view.stored_shape, dtype=np.bool_)
+            part.window(marks)[...] = True
+            masks.append((view.window(marks).reshape(-1, width)[:, 0].copy(), by))
+        return Rows(stored, view.offset, tuple(masks))
+
+    def _moved_constants(self, segment: Segment) -> Shifts:
         """Give every table of a sum but one the mean zero; a tied table keeps its own."""
+        shifts: Shifts = {}
         tied = {writer.view.tensor for writer in segment.writers if writer.tied}
         embedding = segment.embedding
         assert embedding is not None
@@ -252,27 +282,30 @@ class FoldedModel:
         if parts:
             # A row that no input looks up has a freedom of its own and must not count.
             looked_up = [w.view for w in segment.writers if w.tied and w.layer is None]
-            moved = self._tied_constant(joined([_rows(v, arrays, width) for v in looked_up], 0))
+            moved = self._tied_constant([self._table(v, shifts, width) for v in looked_up])
             if moved is not None:
                 for view in parts:
-                    _shift(view, arrays, moved.scaled(-1.0))
+                    _shift(shifts, view, moved.scaled(-1.0))
                 for view in into:
-                    _shift(view, arrays, moved)
+                    _shift(shifts, view, moved)
         for tables in embedding.sums:
             free = [table for table in tables if table.tensor not in tied]
             for table in free[1:]:
-                rows = _rows(table, arrays, width)
-                mean = Noisy(rows.value.mean(axis=0), rows.variance.mean(axis=0) / len(rows.value))
-                _shift(table, arrays, mean.scaled(-1.0))
-                _shift(free[0], arrays, mean)
+                mean = self._table(table, shifts, width).average()
+                _shift(shifts, table, mean.scaled(-1.0))
+                _shift(shifts, free[0], mean)
+        return shifts
 
-    def _tied_constant(self, rows: Noisy) -> Noisy | None:
+    def _tied_constant(self, rows: list[Rows]) -> Noisy | None:
         """The common part of a tied table's rows that another table could carry."""
         point, head = self.wiring.tied_point, self.wiring.head
         if point is None or head is None:
             return None
-        count, width = rows.shape
-        mean = Noisy(rows.value.mean(axis=0), rows.variance.mean(axis=0) / count)
+        width = rows[0].shape[1]
+        total = Noisy.exact(np.zeros(width))
+        for part in rows:
+            total = total + part.average().scaled(part.shape[0])
+        mean = total.scaled(1 / sum(part.shape[0] for part in rows))
         if self.wiring.observable is Observable.PROBABILITIES:
             return mean
         if point.norm.kind is not NormKind.LAYER:
@@ -376,14 +409,26 @@ class FoldedModel:
         if head is None or head.dense is None or head.norm is not None:
             return None, None
         bias = None if head.output_bias is None else self.model.read(head.output_bias)
-        rows = self.model.read(head.output)
+        rows = Rows(self.model.stored(head.output), head.output.offset)
         if self.wiring.observable is Observable.PROBABILITIES:
             rows = rows.centred(0)
             bias = None if bias is None else bias.centred(0)
         return Vectors(head.label, rows), bias
 
+    def _reading_rows(self, reader: Reader, point: Point) -> tuple[Rows, Noisy | None]:
+        """What :meth:`reader` gives, a few rows at a time."""
+        view = reader.weight
+        rows = Rows(self.model.stored(view), view.offset)
+        constant = None if reader.bias is None else self.model.read(reader.bias)
+        if (bias := self._constant_input(point)) is not None:
+            parts = [part.dot(bias) for part in rows.parts()]
+            brought = joined(parts, 0)
+            constant = brought if constant is None else constant + brought
+        layer = point.norm.kind is NormKind.LAYER
+        return replace(rows, gain=self._gain(point), level=layer), constant
+
     def _unembedding(self, reader: Reader, point: Point) -> tuple[Vectors | None, Noisy | None]:
-        rows, constant = self.reader(reader, point)
+        rows, constant = self._reading_rows(reader, point)
         if constant is not None and reader.bias is None and self._keeps_bias(point):
             constant = None  # the norm's bias is compared itself
         if self.wiring.observable is Observable.PROBABILITIES:
@@ -411,7 +456,8 @@ class FoldedModel:
         up, constant = self.reader(reader, point)
         rows, _ = self.unembedding
         assert rows is not None
-        down = Noisy(np.ascontiguousarray(rows.array.value.T), rows.array.variance.T)
+        whole = rows.array
+        down = Noisy(np.ascontiguousarray(whole.value.T), whole.variance.T)
         return FoldedMlp(head.dense.label, None, None, up, down, constant)
 
 
@@ -459,21 +505,8 @@ def ordered_rotary(attention: Attention) -> Rotary | None:
     return replace(rotary, planes=planes, frequencies=frequencies, interleaved=True)
 
 
-def _window(view: View, arrays: dict[str, Noisy]) -> Noisy:
-    """Writable windows on the values and variances of a table."""
-    array = arrays[view.tensor]
-    return Noisy(view.window(array.value), view.window(array.variance))
-
-
-def _rows(view: View, arrays: dict[str, Noisy], width: int) -> Noisy:
-    window = _window(view, arrays)
-    return Noisy(window.value + view.offset, window.variance).reshaped(-1, width)
-
-
-def _shift(view: View, arrays: dict[str, Noisy], by: Noisy) -> None:
-    window = _window(view, arrays)
-    window.value[...] += by.value
-    window.variance[...] += by.variance
+def _shift(shifts: Shifts, view: View, by: Noisy) -> None:
+    shifts.setdefault(view.tensor, []).append((view, by))
 
 
 def _place(layer: int | None) -> str:

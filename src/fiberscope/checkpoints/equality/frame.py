@@ -25,6 +25,8 @@ from fiberscope.checkpoints.ledger.wiring import Wiring
 from fiberscope.symmetry import ones_complement
 
 EPSILON = float(np.finfo(np.float64).eps)
+Pairs = Sequence[tuple[Vectors, Vectors]]
+"""Tables whose rows correspond."""
 ROWS = 4096
 """Rows of the tables that the search for a permutation looks at."""
 
@@ -78,7 +80,8 @@ class Frame:
         sign = self.matrix[np.arange(len(order)), order]
         shape = [1] * len(array.shape)
         shape[axis] = len(order)
-        moved = array.take(order, axis)
+        plain = bool((order == np.arange(len(order))).all())
+        moved = array if plain else array.take(order, axis)
         return (
             moved if (sign == 1).all() else Noisy(moved.value * sign.reshape(shape), moved.variance)
         )
@@ -120,37 +123,37 @@ def candidates(first: FoldedModel, second: FoldedModel, ledger: Ledger) -> Itera
     yield from _blocks(first, second, pairs, signed)
 
 
-def _stacks(first: FoldedModel, second: FoldedModel) -> list[tuple[Noisy, Noisy]]:
-    """Pairs of arrays whose rows correspond: the tables, and the unembedding on the stream."""
-    pairs = [
-        (a.array, b.array)
-        for a, b in zip(first.tables, second.tables, strict=True)
-        if a.array.shape == b.array.shape
+def _stacks(first: FoldedModel, second: FoldedModel) -> Pairs:
+    """Pairs of tables whose rows correspond: the tables, and the unembedding on the stream."""
+    pairs: list[tuple[Vectors, Vectors]] = [
+        (a, b) for a, b in zip(first.tables, second.tables, strict=True) if a.shape == b.shape
     ]
     a, b = first.unembedding[0], second.unembedding[0]
-    if a is not None and b is not None and first.dense is None and a.array.shape == b.array.shape:
-        pairs.append((a.array, b.array))
+    head = first.wiring.head
+    on_stream = head is None or head.dense is None
+    if a is not None and b is not None and on_stream and a.shape == b.shape:
+        pairs.append((a, b))
     return pairs
 
 
-def _some_rows(pairs: Sequence[tuple[Noisy, Noisy]], limit: int) -> tuple[Array, Array]:
+def _some_rows(pairs: Pairs, limit: int) -> tuple[Array, Array]:
     """The rows with the largest entries, spread over all tables, scaled table by table."""
     left, right = [], []
     for a, b in pairs:
-        step = max(1, len(a.value) * len(pairs) // limit)
-        x, y = a.value[::step], b.value[::step]
+        step = max(1, a.shape[0] * len(pairs) // limit)
+        x, y = (v.rows.part(np.s_[::step]).value for v in (a, b))
         scale = np.sqrt((x**2).mean() + (y**2).mean()) or 1.0
         left.append(x / scale)
         right.append(y / scale)
     return np.concatenate(left), np.concatenate(right)
 
 
-def _renamed_exactly(pairs: Sequence[tuple[Noisy, Noisy]], signed: bool) -> Array | None:
+def _renamed_exactly(pairs: Pairs, signed: bool) -> Array | None:
     """Columns that agree exactly up to order and sign: cheap, and free of rounding."""
     x, y = _some_rows([pairs[0]], 64)
     if np.array_equal(x, y):
         return np.eye(x.shape[1])
-    a, b = pairs[0][0].value[:64], pairs[0][1].value[:64]
+    a, b = (v.rows.part(np.s_[:64]).value for v in pairs[0])
     if not signed:
         return None
     found: dict[bytes, int] = {}
@@ -167,7 +170,7 @@ def _renamed_exactly(pairs: Sequence[tuple[Noisy, Noisy]], signed: bool) -> Arra
     return matrix
 
 
-def _renamed(pairs: Sequence[tuple[Noisy, Noisy]], signed: bool) -> Iterator[Array]:
+def _renamed(pairs: Pairs, signed: bool) -> Iterator[Array]:
     """Columns matched by correlation: all, with a sign each or one sign for all."""
     x, y = _some_rows(pairs, ROWS)
     width = x.shape[1]
@@ -184,7 +187,7 @@ def _renamed(pairs: Sequence[tuple[Noisy, Noisy]], signed: bool) -> Iterator[Arr
         yield matrix
 
 
-def _rotation(pairs: Sequence[tuple[Noisy, Noisy]], width: int, centred: bool) -> Frame:
+def _rotation(pairs: Pairs, width: int, centred: bool) -> Frame:
     """Orthogonal Procrustes; behind LayerNorms the ones vector stays."""
     cross, information = _moments(pairs, width)
     basis = ones_complement(width) if centred else np.eye(width)
@@ -199,16 +202,22 @@ def _rotation(pairs: Sequence[tuple[Noisy, Noisy]], width: int, centred: bool) -
     return Frame(matrix, True, "a rotation", undetermined=open_, spread=_spread(information))
 
 
-def _moments(pairs: Sequence[tuple[Noisy, Noisy]], width: int) -> tuple[Array, Array]:
+def _moments(pairs: Pairs, width: int) -> tuple[Array, Array]:
     """Sums of ``b^T a`` and ``a^T a`` over rows, weighted by their rounding."""
     cross, information = np.zeros((width, width)), np.zeros((width, width))
-    for a, b in pairs:
+    for a, b in _parts(pairs):
         noise = (a.variance + b.variance).mean(axis=-1, keepdims=True)
         floor = np.square(b.value).mean(axis=-1, keepdims=True) * EPSILON**2
         weight = 1.0 / np.maximum(noise, np.maximum(floor, np.finfo(float).tiny))
         cross += (b.value * weight).T @ a.value
         information += (a.value * weight).T @ a.value
     return cross, information
+
+
+def _parts(pairs: Pairs) -> Iterator[tuple[Noisy, Noisy]]:
+    """All corresponding rows, a few at a time."""
+    for a, b in pairs:
+        yield from zip(a.parts(), b.parts(), strict=True)
 
 
 def _spread(information: Array) -> Array:
@@ -219,9 +228,7 @@ def _spread(information: Array) -> Array:
     return np.asarray(vectors * np.sqrt(inverse))
 
 
-def _blocks(
-    first: FoldedModel, second: FoldedModel, pairs: Sequence[tuple[Noisy, Noisy]], signed: bool
-) -> Iterator[Frame]:
+def _blocks(first: FoldedModel, second: FoldedModel, pairs: Pairs, signed: bool) -> Iterator[Frame]:
     """Rotations inside blocks of exactly equal kept gains, where nothing else pins a coordinate."""
     head = first.wiring.head
     if head is not None and head.dense is not None and head.norm is not None:
@@ -232,22 +239,26 @@ def _blocks(
         return
     centred = is_centred_wiring(first.wiring)
     gains = _kept_gains(first.kept), _kept_gains(second.kept)
-    spread = _spread(_moments(pairs, gains[0].shape[1])[1])
+    found = []
     for own in (0, 1):
         blocks = _equal_blocks(gains, own)
-        if blocks is None:
-            continue
+        if blocks is not None and any(len(columns) > 1 for _, columns in blocks):
+            found.append(blocks)
+    if not found:
+        return
+    whole = np.zeros((gains[0].shape[1],) * 2)
+    for a, b in _parts(pairs):
+        whole += b.value.T @ a.value
+    spread = _spread(_moments(pairs, gains[0].shape[1])[1])
+    for blocks in found:
         for sign in (1.0,) if signed else (1.0, -1.0):
             matrix = np.zeros((gains[0].shape[1],) * 2)
             for rows, columns in blocks:
-                cross = np.zeros((len(rows), len(columns)))
-                for a, b in pairs:
-                    cross = cross + b.value[:, rows].T @ a.value[:, columns]
+                cross = whole[np.ix_(rows, columns)]
                 matrix[np.ix_(rows, columns)] = _block_map(cross * sign, centred)
             mixed = sum(len(columns) > 1 for _, columns in blocks)
-            if mixed:
-                how = f"rotations inside {mixed} blocks of equal gains"
-                yield Frame(sign * matrix, True, how, tuple(blocks), spread=spread)
+            how = f"rotations inside {mixed} blocks of equal gains"
+            yield Frame(sign * matrix, True, how, tuple(blocks), spread=spread)
 
 
 def _kept_gains(kept: Sequence[Vectors]) -> Array:

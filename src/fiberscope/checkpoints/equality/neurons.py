@@ -14,12 +14,14 @@ from fiberscope.checkpoints.equality.factors import fit_basis
 from fiberscope.checkpoints.equality.folded import FoldedMlp
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.heads import VACUOUS, with_constant
-from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined, whitened
+from fiberscope.checkpoints.equality.noisy import FAINT, Array, Noisy, joined, whitened
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 
 SKETCH = 16
 REACH = 6.0
 """Standard deviations within which two arguments count as equal."""
+ENTRIES = 1 << 17
+"""Entries of a matrix of neurons that are fitted at a time."""
 LARGEST_ASSIGNMENT = 6000
 """Neurons that an optimal assignment is asked to sort out when neighbours are not unique."""
 
@@ -108,16 +110,15 @@ def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) 
     if not y.up.shape[0]:
         return found
     order = _assign(x, y, scales)
-    x = chosen(x, order)
-    up_scale, gate_scale, parts = _fit(x, y, scales, rotated, b.label)
+    up_scale, gate_scale, parts = _fit_in_parts(x, y, order, scales, rotated, b.label)
     whole = together(f"{b.label} neurons", parts)
-    found.uncertainty = _uncertainty(y)
+    found.uncertainty = max(_uncertainty(x), _uncertainty(y))
     found.order[live_b] = np.flatnonzero(live_a)[order]
     found.up_scale[live_b], found.gate_scale[live_b] = up_scale, gate_scale
     if whole.is_same:
         found.statistics.append(whole)
         return found
-    _compare_merged(x, y, scales, found, rotated, whole)
+    _compare_merged(chosen(x, order), y, scales, found, rotated, whole)
     return found
 
 
@@ -131,10 +132,24 @@ def _live(f: FoldedMlp) -> NDArray[np.bool_]:
     argument = f.up if f.gate is None else f.gate
     constant = f.up_constant if f.gate is None else f.gate_constant
     # Every table's activation but the sigmoid vanishes at zero; none is a sigmoid.
-    live &= ~with_constant(argument, constant).is_faint
+    live &= ~_is_faint(argument, constant)
     if f.gate is not None:
-        live &= ~with_constant(f.up, f.up_constant).is_faint
+        live &= ~_is_faint(f.up, f.up_constant)
     return live
+
+
+def _is_faint(rows: Noisy, constant: Noisy | None) -> NDArray[np.bool_]:
+    """:attr:`Noisy.is_faint` of the rows with their constants."""
+    size, spread = _sizes(rows, constant)
+    return np.asarray(size <= FAINT**2 * spread)
+
+
+def _sizes(rows: Noisy, constant: Noisy | None) -> tuple[Array, Array]:
+    """Squared norms and summed variances of the rows with their constants."""
+    size, spread = rows.size, rows.variance.sum(axis=-1)
+    if constant is None:
+        return size, spread
+    return size + np.square(constant.value), spread + constant.variance
 
 
 def _hidden(f: FoldedMlp, live: NDArray[np.bool_]) -> bool:
@@ -197,19 +212,23 @@ def _signatures(f: FoldedMlp, scales: Scales) -> list[Noisy]:
 
     def sketch(rows: Noisy, constant: Noisy | None, columns: int) -> Noisy:
         # The same columns for every layer of one width, whatever its number of neurons.
-        whole = with_constant(rows, constant)
-        return whole.turned(rng.standard_normal((columns, whole.shape[1])), -1)
+        width = rows.shape[1]
+        matrix = rng.standard_normal((columns, width + (constant is not None)))
+        seen = rows.turned(matrix[:, :width], -1)
+        if constant is None:
+            return seen
+        return seen + constant.reshaped(-1, 1).scaled(matrix[:, width])
 
     if f.gate is not None:
         gate = sketch(f.gate, f.gate_constant, SKETCH)
-        weight, gate = _argument(with_constant(f.gate, f.gate_constant).value, gate, scales)
+        weight, gate = _argument(f.gate, f.gate_constant, gate, scales)
         up, down = sketch(f.up, f.up_constant, 4), sketch(f.down, None, 4)
         return [gate, _products(up, down.scaled(weight))]
     up, down = sketch(f.up, f.up_constant, SKETCH), sketch(f.down, None, SKETCH)
     if scales.odd:
         products = _products(up.part(np.s_[:, :4]), down.part(np.s_[:, :4]))
         return [_size(up), _size(down), products]
-    weight, up = _argument(with_constant(f.up, f.up_constant).value, up, scales)
+    weight, up = _argument(f.up, f.up_constant, up, scales)
     return [up, down.scaled(weight)]
 
 
@@ -227,21 +246,44 @@ def _size(noisy: Noisy) -> Noisy:
 def _uncertainty(f: FoldedMlp) -> float:
     argument, constant = (f.up, f.up_constant) if f.gate is None else (f.gate, f.gate_constant)
     worst = 0.0
-    for noisy in (with_constant(argument, constant), f.down):
-        size = np.square(noisy.value).sum(axis=1)
-        share = noisy.variance.sum(axis=1) / np.where(size > 0, size, np.inf)
+    for size, spread in (_sizes(argument, constant), _sizes(f.down, None)):
+        share = spread / np.where(size > 0, size, np.inf)
         worst = max(worst, float(np.sqrt(share.max(initial=0.0))))
     return worst
 
 
-def _argument(rows: Array, sketch: Noisy, scales: Scales) -> tuple[Array, Noisy]:
+def _argument(
+    rows: Noisy, constant: Noisy | None, sketch: Noisy, scales: Scales
+) -> tuple[Array, Noisy]:
     """The argument's size, where the activation passes it on, and its sketch without it."""
     if scales.odd:
-        return np.ones((len(rows), 1)), _size(sketch)
+        return np.ones((len(rows.value), 1)), _size(sketch)
     if not scales.homogeneous:
-        return np.ones((len(rows), 1)), sketch
-    size = np.sqrt((rows**2).sum(axis=1, keepdims=True))
+        return np.ones((len(rows.value), 1)), sketch
+    size = np.sqrt(_sizes(rows, constant)[0])[:, None]
     return size**scales.power, sketch.scaled(1.0 / size)
+
+
+def _fit_in_parts(
+    a: FoldedMlp,
+    b: FoldedMlp,
+    order: NDArray[np.int64],
+    scales: Scales,
+    rotated: bool,
+    label: str,
+) -> tuple[Array, Array, list[Statistic]]:
+    """Factors and residuals of neuron ``order[k]`` of the first and k of the second.
+
+    Neurons do not depend on each other, so a few are fitted at a time.
+    """
+    found = []
+    step = max(64, ENTRIES // b.up.shape[1])
+    for start in range(0, len(order), step):
+        part = np.arange(start, min(start + step, len(order)))
+        found.append(_fit(chosen(a, order[part]), chosen(b, part), scales, rotated, label))
+    up_scale, gate_scale, parts = zip(*found, strict=True)
+    statistics = [one for each in parts for one in each]
+    return np.concatenate(up_scale), np.concatenate(gate_scale), statistics
 
 
 def _fit(
@@ -260,8 +302,9 @@ def _fit(
             gate_scale = _ratio(gate[0].value, gate[1].value)
             gate_scale = np.abs(gate_scale) if scales.homogeneous else np.sign(gate_scale)
             leverage = 2.0 / width
-        gate[0] = gate[0].scaled(gate_scale[:, None])
-        down[0] = down[0].scaled(gate_scale[:, None] ** -float(scales.power))
+        if scales.homogeneous or scales.odd:
+            gate[0] = gate[0].scaled(gate_scale[:, None])
+            down[0] = down[0].scaled(gate_scale[:, None] ** -float(scales.power))
         parts.append(statistic(label, gate[1], gate[0], rotated=rotated, leverage=leverage))
     if scales.gated or scales.homogeneous:
         leverage += 2.0 / width
@@ -271,8 +314,8 @@ def _fit(
                 up[1].value[:, None],
                 down[0].value[:, None],
                 down[1].value[:, None],
-                (up[1].variance + up[0].variance).mean(axis=1, keepdims=True),
-                (down[1].variance + down[0].variance).mean(axis=1, keepdims=True),
+                _mean_variance(*up),
+                _mean_variance(*down),
             )
             up_scale = change.matrix[:, 0, 0].real
         else:
@@ -286,12 +329,20 @@ def _fit(
         up_scale = np.sign(_ratio(up[0].value, up[1].value))
         up_scale[up_scale == 0] = 1.0
         down[0] = down[0].scaled(up_scale[:, None])
-    up[0] = up[0].scaled(up_scale[:, None])
+    if up_scale is not ones:
+        up[0] = up[0].scaled(up_scale[:, None])
     parts += [
         statistic(label, up[1], up[0], rotated=rotated, leverage=leverage),
         statistic(label, down[1], down[0], rotated=rotated, leverage=leverage),
     ]
     return up_scale, gate_scale, parts
+
+
+def _mean_variance(first: Noisy, second: Noisy) -> Array:
+    """Mean over every row of both variances together."""
+    return np.asarray(
+        first.variance.mean(axis=1, keepdims=True) + second.variance.mean(axis=1, keepdims=True)
+    )
 
 
 def _ratio(first: Array, second: Array) -> Array:

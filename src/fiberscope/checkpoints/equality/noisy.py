@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,16 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-# Bits behind the point and of the exponent, and the unsigned type of the same width.
-_FORMATS: dict[str, tuple[int, int, type[np.unsignedinteger[Any]]]] = {
-    "float64": (52, 11, np.uint64),
-    "float32": (23, 8, np.uint32),
-    "bfloat16": (7, 8, np.uint16),
-    "float16": (10, 5, np.uint16),
+# Bits behind the point, and the exponent of the smallest normal number.
+_FORMATS: dict[str, tuple[int, int]] = {
+    "float64": (52, -1022),
+    "float32": (23, -126),
+    "bfloat16": (7, -126),
+    "float16": (10, -14),
 }
-
-
-@cache
-def _variances(name: str) -> Array:
-    """``ulp^2 / 12`` for every exponent field; subnormal numbers share the smallest spacing."""
-    point, width, _ = _FORMATS[name]
-    field = np.maximum(np.arange(2**width), 1)
-    # Squares leave the range of float64 at its ends: no spacing there, an infinite one above.
-    with np.errstate(over="ignore", under="ignore"):
-        return np.asarray(np.ldexp(1.0 / 12.0, 2 * (field - (2 ** (width - 1) - 1) - point)))
+_EXPONENT = np.uint64(0x7FF0_0000_0000_0000)
+CHUNK = 1 << 15
+"""Entries that are worked on at a time: they stay in the cache."""
 
 
 SUM_ROUNDINGS = 8.0
@@ -47,11 +39,22 @@ def rounding_variance(stored: NDArray[Any]) -> Array:
     """
     if stored.dtype.name not in _FORMATS:
         stored = stored.astype(np.float32)
-    name = stored.dtype.name
-    point, width, unsigned = _FORMATS[name]
-    bits = np.ascontiguousarray(stored).view(unsigned)
-    field = (bits >> unsigned(point)) & unsigned(2**width - 1)
-    return np.take(_variances(name), field.astype(np.intp))
+    point, smallest = _FORMATS[stored.dtype.name]
+    flat = np.ascontiguousarray(stored).reshape(-1)
+    result = np.empty(flat.size)
+    # Squares leave the range of float64 at its ends: no spacing there, an infinite one above.
+    with np.errstate(over="ignore", under="ignore"):
+        for start in range(0, flat.size, CHUNK):
+            part = result[start : start + CHUNK]
+            part[...] = flat[start : start + CHUNK]
+            # Powers of two: the number without its sign and what is behind the point.
+            bits = part.view(np.uint64)
+            bits &= _EXPONENT
+            np.maximum(part, 2.0**smallest, out=part)
+            part *= 2.0**-point
+            part *= part
+            part *= 1.0 / 12.0
+    return result.reshape(stored.shape)
 
 
 @dataclass
@@ -106,8 +109,32 @@ class Noisy:
     @property
     def is_faint(self) -> NDArray[np.bool_]:
         """Whether a row (last axis) is zero as far as its rounding tells."""
-        size = np.square(self.value).sum(axis=-1)
-        return np.asarray(size <= FAINT**2 * self.variance.sum(axis=-1))
+        return np.asarray(self.size <= FAINT**2 * self.variance.sum(axis=-1))
+
+    @property
+    def size(self) -> Array:
+        """Squared norm of every row."""
+        return np.asarray(np.einsum("...i,...i->...", self.value, self.value))
+
+    def fold(self, gain: Noisy | None, *, centred: bool) -> None:
+        """Multiply the rows by a gain and take off their mean, in place, a few at a time."""
+        width = self.shape[-1]
+        rows, spreads = self.value.reshape(-1, width), self.variance.reshape(-1, width)
+        squares = 1.0 if gain is None else np.square(gain.value)
+        own = (2 * np.finfo(np.float64).eps) ** 2
+        step = max(1, CHUNK // width)
+        for start in range(0, len(rows), step):
+            value, variance = rows[start : start + step], spreads[start : start + step]
+            if gain is not None:
+                variance *= squares
+                variance += np.square(value) * gain.variance
+                value *= gain.value
+            if centred:
+                mean = variance.mean(axis=-1, keepdims=True) / width
+                variance += own * np.square(value)
+                variance *= 1 - 2 / width
+                variance += mean
+                value -= value.mean(axis=-1, keepdims=True)
 
     def turned(self, matrix: Array, axis: int) -> Noisy:
         """An exact matrix applied to one axis."""

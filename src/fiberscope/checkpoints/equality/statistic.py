@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,21 +98,33 @@ def statistic(
     computed
         False where stored numbers themselves are compared, which leaves no rounding of float64.
     """
-    count = found.value.size
-    if count == 0:
-        return Statistic(name, 0.0, 0.0, 0, 0.0)
+    return statistic_of_parts(
+        name,
+        [(found, expected)],
+        rotated=rotated,
+        condition=condition,
+        leverage=leverage,
+        independent=independent,
+        computed=computed,
+    )
+
+
+def statistic_of_parts(
+    name: str,
+    parts: Iterable[tuple[Noisy, Noisy]],
+    *,
+    rotated: bool = False,
+    condition: float = 1.0,
+    leverage: float = 0.0,
+    independent: float | None = None,
+    computed: bool = True,
+) -> Statistic:
+    """:func:`statistic` of pairs ``(found, expected)`` whose rows together are one array."""
     factor = FLOOR * EPSILON * min(max(condition, 1.0), LARGEST_CONDITION) if computed else 0.0
-    rows = (-1, found.shape[-1])
-    arrays = [
-        array.reshape(rows)
-        for array in (found.value, found.variance, expected.value, expected.variance)
-    ]
     total = expected_total = apart = norm = 0.0
-    largest = 0.0
-    # A few rows at a time: the temporaries then stay in the cache.
-    step = max(1, CHUNK // rows[1])
-    for start in range(0, len(arrays[0]), step):
-        value, spread, other, passed = (array[start : start + step] for array in arrays)
+    largest, count = 0.0, 0
+    for value, spread, other, passed in _cached(parts):
+        count += value.size
         squared = np.square(value - other)
         variance = spread + passed
         floor = factor**2 * np.maximum(mean_square(value), mean_square(other))
@@ -129,9 +142,26 @@ def statistic(
         largest = max(largest, float(z.max()))
         apart += float(squared.sum())
         norm += float(np.square(value).sum())
+    if count == 0:
+        return Statistic(name, 0.0, 0.0, 0, 0.0)
     relative = float(np.sqrt(apart / norm)) if norm else float(apart > 0)
     rms = float(np.sqrt(total / max(expected_total, 0.1 * count)))
     return Statistic(name, rms, float(np.sqrt(largest)), count, relative, independent)
+
+
+def _cached(parts: Iterable[tuple[Noisy, Noisy]]) -> Iterator[list[Array]]:
+    """Values and variances of both, a few rows at a time: the temporaries stay in the cache."""
+    for found, expected in parts:
+        if not found.value.size:
+            continue
+        rows = (-1, found.shape[-1])
+        arrays = [
+            array.reshape(rows)
+            for array in (found.value, found.variance, expected.value, expected.variance)
+        ]
+        step = max(1, CHUNK // rows[1])
+        for start in range(0, len(arrays[0]), step):
+            yield [array[start : start + step] for array in arrays]
 
 
 def mean_square(values: Array) -> Any:
