@@ -320,7 +320,11 @@ def rebalancing(steps: int, seeds: int, out: Path | None) -> None:
 
     cases = [
         Rule("plain", build),
-        Rule("rebalanced, second moments reset", build, lambda m, o: void(rebalance_(m, o))),
+        Rule(
+            "rebalanced, second moments reset",
+            build,
+            lambda m, o: void(rebalance_(m, o, second_moments="reset")),
+        ),
         Rule(
             "rebalanced, second moments kept",
             build,

@@ -491,3 +491,130 @@ def test_tensorboard_directories_need_the_package(tmp_path):
         with SymmetryMonitor(model, optimizer, tensorboard=tmp_path):
             train(model, optimizer, 1)
         assert list(tmp_path.iterdir())
+
+
+def test_layers_unfrozen_on_the_way_are_measured(tmp_path):
+    model = gpt2()
+    held = list(model.transformer.h[0].parameters())
+    for parameter in held:
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    path = tmp_path / "run.jsonl"
+    options = {"every": 1, "path": path, "table": True, "tolerance": 1e-10}
+    monitor = SymmetryMonitor(model, optimizer, **options)
+    train(model, optimizer, 1)
+    fewer = monitor.start
+    for parameter in held:
+        parameter.requires_grad_(True)
+    before = stored(model)
+    train(model, optimizer, 1, first=1)
+    monitor.close()
+    difference = {name: value - before[name] for name, value in stored(model).items()}
+    share, dimension = dense_share(before, difference)
+    assert monitor.measurements[-1].update.share == pytest.approx(share, abs=1e-9)
+    assert monitor.start.invisible == dimension > fewer.invisible
+    kinds = [type(record).__name__ for record in read_records(path)]
+    assert kinds == ["Start", "Measurement", "Start", "Measurement"]
+
+
+def test_a_model_that_is_frozen_on_the_way_trains_on():
+    model = gpt2()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    monitor = SymmetryMonitor(model, optimizer, every=1)
+    train(model, optimizer, 1)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with pytest.warns(UserWarning, match="is not measured"):
+        optimizer.step()
+    assert len(monitor.measurements) == 1
+
+
+def test_groups_of_coupled_decay_are_not_counted_as_decoupled():
+    model = gpt2()
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    groups = [
+        {"params": matrices, "decoupled_weight_decay": True},
+        {"params": vectors, "decoupled_weight_decay": False},
+    ]
+    optimizer = torch.optim.Adam(groups, lr=1e-2, weight_decay=0.3)
+    monitor = SymmetryMonitor(model, optimizer, every=1)
+    norm = np.sqrt(sum(float((p.detach() ** 2).sum()) for p in matrices))
+    train(model, optimizer, 1)
+    assert monitor.measurements[0].decay.norm == pytest.approx(1e-2 * 0.3 * norm, rel=1e-12)
+
+
+def test_padding_rows_are_noted():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    notes = []
+    for token in (0, None):
+        config = transformers.BertConfig(
+            **sizes, vocab_size=23, intermediate_size=12, pad_token_id=token
+        )
+        model = transformers.BertForMaskedLM(config)
+        monitor = SymmetryMonitor(model, torch.optim.AdamW(model.parameters()))
+        notes.append(any("padding row" in note for note in monitor.start.notes))
+    assert notes == [True, False]
+
+
+def test_a_scaled_gradient_of_a_fused_step_is_unscaled():
+    model = gpt2(torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    monitor = SymmetryMonitor(model, optimizer, every=1)
+    loss_of(model).backward()
+    norm = np.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in model.parameters()))
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model)).backward()
+    scaler.step(optimizer)
+    assert monitor.measurements[0].gradient.norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_what_is_refused_leaves_no_file_and_no_hooks(tmp_path):
+    model = gpt2()
+    optimizer = torch.optim.AdamW(model.parameters())
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not a run, and no line feed")
+    path = tmp_path / "run.jsonl"
+    for options, sentence in (
+        ({"path": path, "tensorboard": 3}, "give a directory or a SummaryWriter"),
+        ({"path": path, "writers": [3]}, "is no writer"),
+        ({"path": path, "every": 2.5}, "whole number"),
+        ({"path": notes, "append": True}, "no record of a monitored run"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            SymmetryMonitor(model, optimizer, **options)
+    assert not path.exists()
+    assert notes.read_text() == "not a run, and no line feed"
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_loss_that_is_no_number_does_not_end_the_training(tmp_path):
+    model = gpt2()
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = SymmetryMonitor(model, optimizer, every=1, path=tmp_path / "run.jsonl")
+    for loss in (float("nan"), torch.tensor(2.5)):
+        monitor.loss = loss
+        train(model, optimizer, 1)
+    monitor.close()
+    _, *measured = read_records(tmp_path / "run.jsonl")
+    assert [record.loss for record in measured] == [None, 2.5]
+
+
+def test_a_loss_that_sees_more_is_noticed():
+    """A penalty on logits sees their common shift, which probabilities do not show."""
+    model = gpt2()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    tokens = torch.arange(16).reshape(2, 8)
+    for observable, shares in (("probabilities", (1e-4, 1.0)), ("logits", (0.0, 1e-24))):
+        with SymmetryMonitor(model, optimizer, every=1, observable=observable) as monitor:
+            for number in range(2):
+                optimizer.zero_grad()
+                (model(input_ids=tokens).logits ** 2).mean().backward()
+                if observable == "probabilities" and number == 0:
+                    with pytest.warns(UserWarning, match="sees more than probabilities"):
+                        optimizer.step()
+                else:
+                    optimizer.step()
+        low, high = shares
+        assert all(low <= m.gradient.share <= high for m in monitor.measurements)

@@ -122,7 +122,7 @@ def test_adam_restarts_from_the_carried_mean(kind):
     key = "transformer.h.0.attn.c_attn.weight"
     still = "transformer.wte.weight"
     kept = copy.deepcopy(optimizer.state[model.get_parameter(still)])
-    found = rebalance_(model, optimizer)
+    found = rebalance_(model, optimizer, second_moments="reset")
     assert "reset" in found.optimizer
     weights = 0.1 * 0.9 ** np.arange(2, -1, -1)
     mean = 0.0
@@ -140,18 +140,46 @@ def test_adam_restarts_from_the_carried_mean(kind):
         assert torch.equal(value, kept[name])
 
 
-def test_second_moments_can_be_kept():
+def test_second_moments_are_kept_unless_asked():
     model = gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     train(model, optimizer, 3)
     parameter = model.get_parameter("transformer.h.0.attn.c_attn.weight")
     before = copy.deepcopy(optimizer.state[parameter])
-    found = rebalance_(model, optimizer, second_moments="keep")
+    found = rebalance_(model, optimizer)
     state = optimizer.state[parameter]
     assert "approximation" in found.optimizer
     assert torch.equal(state["exp_avg_sq"], before["exp_avg_sq"])
     assert float(state["step"]) == 3
     assert not torch.allclose(state["exp_avg"], before["exp_avg"])
+
+
+def test_a_second_optimizer_is_not_passed_over_in_silence():
+    model = gpt2()
+    inside = [p for name, p in model.named_parameters() if "c_attn" in name]
+    outside = [p for name, p in model.named_parameters() if "c_attn" not in name]
+    first, second = torch.optim.AdamW(inside, lr=1e-3), torch.optim.AdamW(outside, lr=1e-3)
+    loss_of(model, batch()).backward()
+    first.step()
+    second.step()
+    found = rebalance_(model, first)
+    assert "are not this optimizer's" in found.optimizer
+    whole = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    assert "are not this optimizer's" not in rebalance_(model, whole).optimizer
+
+
+def test_outputs_that_start_at_zero_go_on_learning():
+    model = gpt2()
+    attention = model.transformer.h[0].attn
+    torch.nn.init.zeros_(attention.c_proj.weight)
+    rebalance_(model)
+    loss_of(model, batch()).backward()
+    assert attention.c_proj.weight.grad.norm() > 1e-3
+    model.zero_grad()
+    found = rebalance_(model, cut=True)
+    assert [note for note in found.notes if "are cut" in note]
+    loss_of(model, batch()).backward()
+    assert attention.c_proj.weight.grad.norm() < 1e-15
 
 
 def test_training_goes_on_after_it():

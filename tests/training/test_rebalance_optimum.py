@@ -147,7 +147,7 @@ def test_values_of_low_rank_reach_the_joint_infimum():
             2,
             2,
         )
-        found = balanced(laid_out, parameters)
+        found = balanced(laid_out, parameters, cut=True)
         reached = sum(
             float(np.sum(view.read(found.parameters) ** 2))
             for view in (a.value, a.output, a.value_bias, a.output_bias)
@@ -222,17 +222,17 @@ def test_rotary_planes_are_balanced_one_by_one_against_all_queries_of_the_group(
     assert np.abs(gram).max() > 0.1
 
 
-def test_dead_parts_are_cut_and_named():
+def test_dead_parts_are_cut_and_named_where_asked():
     laid_out = architecture(GPT2)
     parameters = drawn(laid_out, 6)
     a = attention(laid_out)
     a.output.write(parameters, np.zeros(a.output.shape))
-    found = balanced(laid_out, parameters)
+    found = balanced(laid_out, parameters, cut=True)
     assert not a.value.read(found.parameters).any()
     assert not a.value_bias.read(found.parameters).any()
     assert np.array_equal(a.output_bias.read(found.parameters), a.output_bias.read(parameters))
     assert [note for note in found.notes if "receive no gradient" in note]
-    again = balanced(laid_out, found.parameters)
+    again = balanced(laid_out, found.parameters, cut=True)
     assert again.distance < 1e-14 * found.norm_after
 
     neurons = architecture(LLAMA)
@@ -241,10 +241,42 @@ def test_dead_parts_are_cut_and_named():
     down = m.down.read(parameters).copy()
     down[:, 2] = 0
     m.down.write(parameters, down)
-    found = balanced(neurons, parameters)
+    found = balanced(neurons, parameters, cut=True)
     assert not m.up.read(found.parameters)[2].any()
     assert m.gate.read(found.parameters)[2].any()
     assert sum(entry.cut for entry in found.mechanisms) == 1
+
+
+def test_dead_parts_rest_unless_asked():
+    laid_out = architecture(GPT2)
+    parameters = drawn(laid_out, 6)
+    a = attention(laid_out)
+    output = a.output.read(parameters).copy()
+    output[1] = 0.0
+    a.output.write(parameters, output)
+    found = balanced(laid_out, parameters)
+    for view in (a.value, a.value_bias, a.output, a.output_bias):
+        assert np.array_equal(view.read(found.parameters), view.read(parameters))
+    (note,) = [note for note in found.notes if "left unbalanced" in note]
+    assert "2 dead rows of the value/output basis change" in note
+    by_mechanism = {entry.mechanism: entry for entry in found.mechanisms}
+    assert by_mechanism["query/key basis change"].imbalance_after < 1e-12
+    assert by_mechanism["value/output basis change"].imbalance_after > 0.1
+    again = balanced(laid_out, found.parameters)
+    assert again.distance < 1e-13 * found.norm_after
+
+    neurons = architecture(LLAMA)
+    parameters = drawn(neurons, 6)
+    m = mlp(neurons)
+    down = m.down.read(parameters).copy()
+    down[:, 2] = 0
+    m.down.write(parameters, down)
+    found = balanced(neurons, parameters)
+    assert np.array_equal(m.up.read(found.parameters)[2], m.up.read(parameters)[2])
+    up, moved = m.up.read(found.parameters), m.down.read(found.parameters)
+    others = np.arange(len(up)) != 2
+    sizes = np.linalg.norm(up, axis=1)[others], np.linalg.norm(moved, axis=0)[others]
+    assert np.allclose(*sizes, rtol=1e-12)
 
 
 def test_factors_of_very_different_size_keep_their_product():

@@ -13,7 +13,7 @@ from fiberscope.report.training_charts import axis_ticks, curves_chart
 from fiberscope.report.training_html import page
 from fiberscope.report.training_run import Curve, training_run
 from fiberscope.report.training_terminal import spark, to_text
-from fiberscope.training.record import Direction
+from fiberscope.training.record import Direction, to_line
 from tests.training.report_records import file_of, measurement, start
 
 STEPS = (1, 4, 16)
@@ -74,6 +74,52 @@ def test_a_continued_run_loses_nothing(tmp_path):
     run = training_run(file_of(tmp_path / "b.jsonl", again))
     assert run.joint.steps == (50, 100, 101, 150)
     assert [note for note in run.notes if "continued" in note]
+
+
+def test_a_run_resumed_from_a_checkpoint_does_not_count_steps_twice(tmp_path):
+    records = [start(), measurement(50), measurement(100), measurement(150)]
+    records += [start(), measurement(100, loss=1.25), measurement(150), measurement(200)]
+    run = training_run(file_of(tmp_path / "a.jsonl", records))
+    assert run.joint.steps == (50, 100, 150, 200)
+    assert run.losses.values[1] == 1.25
+    assert run.repeated == 2
+    assert [note for note in run.notes if note.startswith("2 measurements are left out")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": "x"},
+        {"step": 0},
+        {"update": {"norm": 1.0, "share": "x"}},
+        {"update": {"norm": 1.0, "share": 1.5}},
+        {"update": {"norm": float("nan"), "share": 0.5}},
+        {"item_shares": (0.5,)},
+        {"item_shares": ("x", 0.0, 0.0, 0.0)},
+        {"loss": "low"},
+    ],
+)
+def test_damaged_measurements_are_refused(tmp_path, changes):
+    path = tmp_path / "run.jsonl"
+    line = json.dumps(json.loads(to_line(measurement(1))) | changes)
+    path.write_text(to_line(start()) + "\n" + line + "\n")
+    with pytest.raises(InputError, match="damaged"):
+        training_run(path)
+
+
+def test_a_failed_self_check_is_said(tmp_path):
+    records = [start(), measurement(1, gradient=Direction(1.0, 0.01)), measurement(2)]
+    text = to_text(training_run(file_of(tmp_path / "a.jsonl", records)))
+    assert "The self-check fails" in text and "1.0e-02" in text
+    records = [start(), measurement(1, gradient=Direction(1.0, 1e-7))]
+    assert "fails" not in to_text(training_run(file_of(tmp_path / "b.jsonl", records)))
+
+
+def test_starts_that_point_beyond_their_entries_are_refused(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(to_line(start(balances=(0, 9))) + "\n" + to_line(measurement(1)) + "\n")
+    with pytest.raises(InputError, match="damaged"):
+        training_run(path)
 
 
 def test_a_part_that_is_not_known_is_left_out(tmp_path):

@@ -30,6 +30,19 @@ def test_the_calls_of_a_trainer_build_and_close_a_monitor(tmp_path):
     assert (measured.step, measured.loss) == (4, 2.5)
 
 
+def test_a_training_that_broke_off_leaves_no_hooks(tmp_path):
+    model = gpt2()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    callback = trainer_callback(every=1, path=tmp_path / "run.jsonl", append=True)
+    for step in (0, 1):
+        state = SimpleNamespace(global_step=step)
+        callback.on_train_begin(None, state, None, model=model, optimizer=optimizer)
+    train(model, optimizer, 1)
+    callback.on_train_end(None, state, None)
+    assert len(callback.monitor.measurements) == 1
+    assert len(list(read_records(tmp_path / "run.jsonl"))) == 3
+
+
 def test_a_model_that_cannot_be_measured_is_refused_when_training_begins():
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fiberscope.report.numerals import count
 from fiberscope.report.training_run import TrainingRun
+from fiberscope.training.record import SELF_CHECK
 
 JOINT = (
     "The part of each step that changes no output, by its squared length. The grey band is what a "
@@ -66,6 +67,13 @@ def self_check(run: TrainingRun) -> str:
     """The gradient's share, which must vanish."""
     if run.gradient is None:
         return "The gradient's share was not measured."
+    if run.gradient.largest > SELF_CHECK:
+        return (
+            f"The self-check fails: the gradient's invisible share was up to "
+            f"{run.gradient.largest:.1e}, which is no rounding. The loss saw more than "
+            f"{run.start.observable}, or dropout, a padding row or a change of single gradients "
+            "broke the symmetries; the shares are then not those of moves that do nothing."
+        )
     return (
         f"Self-check: the gradient's invisible share was at most {run.gradient.largest:.1e} (it is "
         "zero but for rounding, unless gradients were changed one by one)."

@@ -151,7 +151,11 @@ class Balanced:
 
 
 def balanced(
-    architecture: Architecture, parameters: Parameters, *, fixed: frozenset[str] = frozenset()
+    architecture: Architecture,
+    parameters: Parameters,
+    *,
+    fixed: frozenset[str] = frozenset(),
+    cut: bool = False,
 ) -> Balanced:
     """Move parameters along exact symmetries to the smallest norm, nearest to where they are.
 
@@ -168,13 +172,18 @@ def balanced(
         Its stored tensors, float64 (others are converted), tied ones once; not changed.
     fixed
         Tensors that must stay as they are: mechanisms that touch them are left alone.
+    cut
+        Where a head has less than full rank (freshly zero-initialised outputs), or a neuron a
+        factor of zero, the smallest norm is that with both factors of the dead rows zero, which
+        ends their gradient for good. True cuts them; False leaves these heads (the values of the
+        whole attention, if they have a bias) and neurons as they are, and a note says which.
 
     Source: Morrow, arXiv 2609.01231 (balanced representative of heads); the moves are those of the
     ledger.
     """
     wiring = wire(architecture, architecture.default_observable)
     present: Arrays = {name: np.asarray(value) for name, value in parameters.items()}
-    steps = list(_steps(wiring, fixed))
+    steps = list(_steps(wiring, fixed, cut))
     touched = tuple(dict.fromkeys(name for step in steps for name in step.touches))
     for name in touched:
         present[name] = present[name].astype(np.float64)
@@ -188,7 +197,7 @@ def balanced(
         moves += made
         cuts.append(sum(move.cut for move in made))
     entries = []
-    for step, old, cut in zip(steps, measured, cuts, strict=True):
+    for step, old, rows in zip(steps, measured, cuts, strict=True):
         for number, (side, (imbalance, norm)) in enumerate(zip(step.sides, old, strict=True)):
             new_imbalance, new_norm = side.measure(present)
             item = side.item
@@ -201,7 +210,7 @@ def balanced(
                     new_imbalance,
                     norm,
                     new_norm,
-                    cut if number == 0 else 0,
+                    rows if number == 0 else 0,
                 )
             )
     notes += _cut_notes(entries)
@@ -268,7 +277,7 @@ def _skipped(wiring: Wiring, fixed: frozenset[str]) -> Iterator[str]:
             yield f"{item.where}: {item.mechanism} is left alone because {held[0]} is frozen"
 
 
-def _steps(wiring: Wiring, fixed: frozenset[str]) -> Iterator[_Step]:
+def _steps(wiring: Wiring, fixed: frozenset[str], cut: bool) -> Iterator[_Step]:
     items = {
         key: item for key, item in _items(wiring).items() if not fixed.intersection(_touches(item))
     }
@@ -277,12 +286,12 @@ def _steps(wiring: Wiring, fixed: frozenset[str]) -> Iterator[_Step]:
         if (item := items.get((KEY_BIAS, place))) is not None:
             yield _key_step(item, attention)
         if (item := items.get((QUERY_KEY, place))) is not None:
-            yield _head_step(item)
+            yield _head_step(item, cut)
         item, bias = items.get((VALUE_OUTPUT, place)), items.get((VALUE_BIAS, place))
         if item is not None and bias is not None:
-            yield _value_step(wiring, item, bias, attention, items)
+            yield _value_step(wiring, item, bias, attention, items, cut)
         elif item is not None:
-            yield _head_step(item)
+            yield _head_step(item, cut)
         elif bias is not None:
             yield _bias_step(wiring, bias, attention, items)
     yield from _parallel_steps(wiring, items)
@@ -291,7 +300,7 @@ def _steps(wiring: Wiring, fixed: frozenset[str]) -> Iterator[_Step]:
         if mechanism in (GATED, HOMOGENEOUS):
             gathered.setdefault(place, []).append(item)
     for together in gathered.values():
-        yield _scaling_step(together)
+        yield _scaling_step(together, cut)
 
 
 def _built(item: Item, kind: type[Any]) -> Any:
@@ -306,11 +315,14 @@ def _head_side(item: Item, symmetry: GeneralLinear) -> _Side:
     return _Side(item, views, lambda parameters: head_moments(symmetry, parameters))
 
 
-def _head_step(item: Item) -> _Step:
+def _head_step(item: Item, cut: bool) -> _Step:
     symmetry: GeneralLinear = _built(item, GeneralLinear)
 
     def move(parameters: Arrays, notes: list[str]) -> Iterator[Move]:
         found = balance_heads(symmetry, parameters)
+        if found.cut and not cut:
+            notes.append(_kept_note(item, found.cut, "their heads"))
+            found = found.without_cuts()
         found.apply(parameters)
         yield found
 
@@ -365,6 +377,7 @@ def _value_step(
     bias: Item,
     attention: Attention,
     items: Mapping[tuple[str, str], Item],
+    cut: bool,
 ) -> _Step:
     symmetry: GeneralLinear = _built(item, GeneralLinear)
     shift: Translation = _built(bias, Translation)
@@ -383,6 +396,9 @@ def _value_step(
             notes.append(
                 f"{attention.label}: values and value bias did not settle in {found.rounds} rounds"
             )
+        if found.head.cut and not cut:
+            notes.append(_kept_note(item, found.head.cut, "the values of this attention"))
+            return
         first = shifted(found.shift, parameters)
         first.apply(parameters)
         yield first
@@ -448,7 +464,7 @@ def _parallel_step(item: Item, biases: tuple[View, ...]) -> _Step:
     return _Step((_Side(item, biases, moments),), symmetry.touches, move)
 
 
-def _scaling_step(together: list[Item]) -> _Step:
+def _scaling_step(together: list[Item], cut: bool) -> _Step:
     symmetries: list[Scaling] = [_built(item, Scaling) for item in together]
 
     def side(item: Item, symmetry: Scaling) -> _Side:
@@ -457,11 +473,21 @@ def _scaling_step(together: list[Item]) -> _Step:
 
     def move(parameters: Arrays, notes: list[str]) -> Iterator[Move]:
         found = balance_scalings(symmetries, parameters)
+        if found.cut and not cut:
+            notes.append(_kept_note(together[0], found.cut, "these neurons"))
+            found = found.without_cuts()
         found.apply(parameters)
         yield found
 
     sides = tuple(side(*pair) for pair in zip(together, symmetries, strict=True))
     return _Step(sides, tuple(n for s in symmetries for n in s.touches), move)
+
+
+def _kept_note(item: Item, rows: int, who: str) -> str:
+    return (
+        f"{item.where}: {rows} dead rows of the {item.mechanism} have products of zero; {who} are "
+        "left unbalanced, because cutting the rows would end their gradient (cut=True does)"
+    )
 
 
 def _cut_notes(entries: list[MechanismBalance]) -> Iterator[str]:

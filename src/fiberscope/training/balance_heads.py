@@ -41,6 +41,17 @@ class HeadMove:
         """Number of rows cut."""
         return int(self.dead.sum())
 
+    def without_cuts(self) -> HeadMove:
+        """The same move, but heads with dead rows rest."""
+        rests = np.any(self.dead, axis=1).reshape(-1, 1, 1)
+        identity = self.symmetry.identity()
+        return HeadMove(
+            self.symmetry,
+            np.where(rests, identity, self.element),
+            np.zeros_like(self.dead),
+            np.where(rests, identity, self.rotation),
+        )
+
     def apply(self, parameters: Arrays) -> None:
         """Move in place."""
         if not self.cut:

@@ -37,6 +37,11 @@ class ScalingMove:
         """Number of neurons cut."""
         return int(self.dead.sum())
 
+    def without_cuts(self) -> ScalingMove:
+        """The same move, but dead neurons rest."""
+        elements = tuple(np.where(self.dead, 1.0, element) for element in self.elements)
+        return ScalingMove(self.symmetries, elements, np.zeros_like(self.dead))
+
     def apply(self, parameters: Arrays) -> None:
         """Move in place."""
         for symmetry, element in zip(self.symmetries, self.elements, strict=True):

@@ -23,7 +23,7 @@ from fiberscope.training.binding import bind, bound_again, to_float64, trained
 from fiberscope.training.decay import decay_direction, decay_factors, decays_apart
 from fiberscope.training.measure import Measured, Meter, Parts
 from fiberscope.training.projection import SHARE_ERROR
-from fiberscope.training.record import ItemRecord, Measurement, Start
+from fiberscope.training.record import SELF_CHECK, ItemRecord, Measurement, Start
 from fiberscope.training.refusals import inner_optimizer
 from fiberscope.training.table import LiveTable
 from fiberscope.training.writers import JsonLines, TensorBoard, Writer
@@ -136,7 +136,7 @@ class SymmetryMonitor:
         self._meter = Meter(self.binding.items, self.binding.symmetries, tolerance)
         self._apart = decays_apart(self._optimizer)
         self._before: _Before | None = None
-        self._warned = False
+        self._warned = self._doubted = False
         self._tolerance = tolerance
         self._model_notes = [*_dropout_note(model), *_padding_note(model)]
         self.start = self._described()
@@ -279,8 +279,24 @@ class SymmetryMonitor:
             self.project,
         )
         self.measurements.append(measurement)
+        self._check_gradient(measurement)
         for writer in self._writers:
             writer.write(measurement)
+
+    def _check_gradient(self, measurement: Measurement) -> None:
+        """Warn once where the self-check fails and the start does not say why."""
+        found = measurement.gradient
+        if found is None or found.share is None or found.share <= SELF_CHECK:
+            return
+        if not (self._doubted or self._model_notes):
+            warnings.warn(
+                f"the gradient of step {measurement.step} has the invisible share "
+                f"{found.share:.1e} instead of zero: the loss sees more than "
+                f"{self.start.observable}, or single gradients were changed, so the measured "
+                "shares are not those of moves that do nothing",
+                stacklevel=3,
+            )
+        self._doubted = True
 
     def _described(self) -> Start:
         binding = self.binding

@@ -116,7 +116,8 @@ def rebalance_(
     model: Any,
     optimizer: Any = None,
     *,
-    second_moments: SecondMoments = "reset",
+    second_moments: SecondMoments = "keep",
+    cut: bool = False,
     seed: int = 0,
     sequences: int = 4,
 ) -> Rebalanced:
@@ -133,10 +134,15 @@ def rebalance_(
         A model of a ``transformers`` class that has a table, with float32 or float64 weights.
     optimizer : torch.optim.SGD, Adam or AdamW, optional
         The optimizer in use.
-    second_moments : {"reset", "keep"}
-        Second moments have no exact image. ``"reset"``: the state of every moved tensor becomes
-        what one step with the bias-corrected first moment as its gradient leaves. ``"keep"``: they
-        stay as they are, which is an approximation.
+    second_moments : {"keep", "reset"}
+        Second moments have no exact image. ``"keep"``: they stay as they are, which is an
+        approximation. ``"reset"``: the state of every moved tensor becomes what one step with the
+        bias-corrected first moment as its gradient leaves.
+    cut
+        Heads of less than full rank (freshly zero-initialised outputs) and neurons with a factor
+        of zero have no smallest point on their orbit. False leaves them as they are, and the notes
+        say so; True goes to the smallest point of its closure, where both factors of their dead
+        rows are zero and receive no gradient any more.
     seed, sequences
         Of the random inputs on which the outputs are compared.
 
@@ -158,7 +164,7 @@ def rebalance_(
         if not np.isfinite(value).all():
             raise InputError(f"{name} is not finite: repair the model before rebalancing it")
     frozen = frozenset(name for name, p in named.items() if not p.requires_grad)
-    found = balanced(laid_out, before, fixed=frozen)
+    found = balanced(laid_out, before, fixed=frozen, cut=cut)
     rounded = dict(before)
     for name in found.touched:
         rounded[name] = found.parameters[name].astype(before[name].dtype)
@@ -181,10 +187,24 @@ def rebalance_(
             write(touched[name].grad, carried[name])
     said = "no optimizer was given"
     if optimizer is not None:
-        said = carry_state(optimizer, touched, carry, second_moments)
+        said = carry_state(optimizer, touched, carry, second_moments) + _elsewhere(
+            optimizer, touched
+        )
     for name, parameter in touched.items():
         write(parameter, rounded[name])
     return _result(laid_out, found, moved, stored, said)
+
+
+def _elsewhere(optimizer: Any, touched: Arrays) -> str:
+    """A remark on moved parameters that this optimizer does not step."""
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    others = [name for name, parameter in touched.items() if id(parameter) not in stepped]
+    if not others:
+        return ""
+    return (
+        f"; {len(others)} moved tensors (such as {others[0]}) are not this optimizer's: what "
+        "another one remembers of them was not carried along, so start that one anew"
+    )
 
 
 def described(model: Any) -> tuple[Architecture, dict[str, Any]]:

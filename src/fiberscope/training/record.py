@@ -18,6 +18,9 @@ from fiberscope.errors import InputError
 
 SCHEMA = "fiberscope/training/1"
 
+SELF_CHECK = 1e-4
+"""Invisible share of a gradient above which it is no rounding, not even that of bfloat16."""
+
 
 @dataclass(frozen=True)
 class ItemRecord:

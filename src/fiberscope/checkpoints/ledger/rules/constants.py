@@ -272,6 +272,7 @@ def _input_direction(reader: Reader, point: Point, count: int) -> Item:
 
 
 def norm_bias_is_free(point: Point) -> bool:
+    """Whether every reader of the point can take back a shift of the norm's bias."""
     if point.norm.bias is None or point.observed or (point.carried and not point.carried_biases):
         return False
     return not any(reader.tied and reader.bias is None for reader in point.readers)
