@@ -25,7 +25,8 @@ from fiberscope.errors import InputError
 @click.option(
     "--observable",
     type=click.Choice(["logits", "probabilities", "hidden"]),
-    help="What is observed of checkpoints.  [default: logits, without a head hidden]",
+    help="What is observed of checkpoints.  [default: logits for language models, hidden for "
+    "encoders]",
 )
 @click.option("--exact", is_flag=True, help="Polynomial networks: refuse floating point.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)

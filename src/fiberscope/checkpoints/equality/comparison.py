@@ -140,7 +140,13 @@ def compare_models(
             f"{first.label} is observed by its {first.wiring.observable.value}, {second.label} by "
             f"its {second.wiring.observable.value}; name one for both with --observable"
         )
-    if apart := differences(first.architecture, second.architecture):
+    hidden = first.wiring.observable is Observable.HIDDEN
+    if hidden and (first.architecture.head or second.architecture.head):
+        notes += (
+            "only the hidden state is observed, so heads are not compared; "
+            "--observable logits compares them too",
+        )
+    if apart := differences(first.architecture, second.architecture, with_head=not hidden):
         more = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
         return CheckpointComparison(
             Outcome.DIFFERENT,
@@ -357,9 +363,14 @@ def _missed(
     rng = np.random.default_rng(0)
 
     def shaken(model: StoredModel, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        # Zeros stay zeros: moves of unread columns and equal gains rest on them.
         return {
-            name: value
-            + np.sqrt(rounding_variance(model.tensor(name))) * rng.standard_normal(value.shape)
+            name: np.where(
+                value == 0,
+                0.0,
+                value
+                + np.sqrt(rounding_variance(model.tensor(name))) * rng.standard_normal(value.shape),
+            )
             for name, value in values.items()
         }
 

@@ -38,9 +38,14 @@ _IGNORED = {
 }
 
 
-def differences(first: Architecture, second: Architecture) -> list[str]:
-    """Settings that differ, each in words; empty when the parameters mean the same in both."""
+def differences(first: Architecture, second: Architecture, *, with_head: bool = True) -> list[str]:
+    """Settings that differ, each in words; empty when the parameters mean the same in both.
+
+    A head is left out when only the hidden state is observed.
+    """
     found = list(_differences(first, second, first.name))
+    if not with_head:
+        return found
     heads = first.head, second.head
     if (heads[0] is None) != (heads[1] is None):
         found.append("one of the two has a head, the other has none")

@@ -14,8 +14,9 @@ from fiberscope.checkpoints.equality.alignment import Alignment
 from fiberscope.checkpoints.equality.folded import plane_order
 from fiberscope.checkpoints.equality.frame import is_centred_wiring
 from fiberscope.checkpoints.ledger.rules import discrete, heads, mlp, stream
+from fiberscope.checkpoints.ledger.rules.constants import INPUT_DIRECTION, NORM_BIAS
 from fiberscope.checkpoints.moves.catalogue import Catalogue, Key, Step
-from fiberscope.checkpoints.moves.exceptional import EQUAL_GAINS
+from fiberscope.checkpoints.moves.exceptional import DEAD_COLUMNS, EQUAL_GAINS, UNSEEN_GAIN
 from fiberscope.checkpoints.moves.witness import Witness
 from fiberscope.symmetry import Kind, ones_complement
 
@@ -39,7 +40,7 @@ def witness_of(
     if any(match.mixed for match in alignment.neurons.values()):
         return None
     catalogue = Catalogue(architecture, observable)
-    steps = list(_linear_steps(alignment, catalogue))
+    steps = [*_zero_gains(catalogue, first), *_linear_steps(alignment, catalogue)]
     whole = Witness(architecture, observable, tuple(steps))
     moved = whole.apply(first)
     fitted = {mlp.GATED, mlp.HOMOGENEOUS}
@@ -49,9 +50,46 @@ def witness_of(
             continue
         element = step_to(item, catalogue.wiring, moved, coordinate(item, catalogue.wiring, second))
         step = Step(keys[id(item)], element)
-        catalogue.symmetry(step.key).apply(element, moved)
+        symmetry = catalogue.symmetry(step.key)
+        if item.mechanism in (INPUT_DIRECTION, NORM_BIAS):
+            # Along 1 / gain, a direction that a post-norm stream with a zero gain has not.
+            tried = moved | {name: moved[name].copy() for name in symmetry.touches}
+            with np.errstate(divide="ignore", invalid="ignore"):
+                symmetry.apply(element, tried)
+            if not all(np.isfinite(tried[name]).all() for name in symmetry.touches):
+                continue
+            moved = tried
+        else:
+            symmetry.apply(element, moved)
         steps.append(step)
     return Witness(architecture, observable, tuple(steps))
+
+
+def _zero_gains(catalogue: Catalogue, first: Mapping[str, Array]) -> Iterator[Step]:
+    """Make gains of zero one, their unread columns zero: what comes later divides by gains."""
+    if not {stream.ROTATION, INPUT_DIRECTION} & {key.mechanism for key in catalogue.items}:
+        return
+    for point in catalogue.wiring.points:
+        gain, bias = point.norm.gain, point.norm.bias
+        if gain is None or not point.only_linear:
+            continue
+        features = np.flatnonzero(gain.read(first) == 0)
+        if len(features) in (0, point.width):
+            continue
+        place = (point.layer, point.norm.label)
+        if bias is not None and np.any(dropped := bias.read(first)[features]):
+            key = Key(NORM_BIAS, *place)
+            if key not in catalogue.items or any(r.bias is None for r in point.readers):
+                continue
+            shift = np.zeros(point.width)
+            shift[features] = -dropped
+            yield Step(key, shift)
+        data = {"features": features}
+        columns = [
+            r.weight.read(first).reshape(-1, point.width)[:, features] for r in point.readers
+        ]
+        yield Step(Key(DEAD_COLUMNS, *place), -np.concatenate(columns), data)
+        yield Step(Key(UNSEEN_GAIN, *place), np.ones(len(features)), data)
 
 
 def _linear_steps(alignment: Alignment, catalogue: Catalogue) -> Iterator[Step]:
