@@ -10,10 +10,10 @@ by, so zero gains need no special case.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +123,7 @@ class FoldedModel:
         self.model = model
         self.wiring = model.wiring
         self.other_rotary_layout = other_rotary_layout
+        self._tensors: dict[str, NDArray[Any]] = {}
 
     # --- building blocks -------------------------------------------------------------------
 
@@ -135,12 +136,17 @@ class FoldedModel:
     def reader(self, reader: Reader, point: Point) -> tuple[Noisy, Noisy | None]:
         """Folded rows ``(..., d)`` of a linear map and its constant ``(...)``."""
         rows = self.model.read(reader.weight)
-        constant = None if reader.bias is None else self.model.read(reader.bias)
-        if (bias := self._constant_input(point)) is not None:
-            brought = rows.dot(bias)
-            constant = brought if constant is None else constant + brought
+        constant = self._constant(reader, point, [rows])
         rows.fold(self._gain(point), centred=point.norm.kind is NormKind.LAYER)
         return rows, constant
+
+    def _constant(self, reader: Reader, point: Point, rows: Iterable[Noisy]) -> Noisy | None:
+        """A map's bias and what the constant part of its input brings (from its stored rows)."""
+        constant = None if reader.bias is None else self.model.read(reader.bias)
+        if (bias := self._constant_input(point)) is not None:
+            brought = joined([part.dot(bias) for part in rows], 0)
+            constant = brought if constant is None else constant + brought
+        return constant
 
     def write(self, array: T, segment: Segment, axis: int = -1) -> T:
         """What a writer adds, less what nobody reads."""
@@ -254,9 +260,15 @@ class FoldedModel:
                 seen.add(writer.view)
         return found
 
+    def _held(self, view: View) -> NDArray[Any]:
+        """A table in its stored format; tables are looked at several times, so they stay."""
+        if view.tensor not in self._tensors:
+            self._tensors[view.tensor] = self.model.tensor(view.tensor)
+        return view.window(self._tensors[view.tensor])
+
     def _table(self, view: View, shifts: Shifts, width: int) -> Rows:
         """A table with the constants moved so far."""
-        stored = self.model.stored(view).reshape(-1, width)
+        stored = self._held(view).reshape(-1, width)
         masks = []
         for part, by in shifts.get(view.tensor, ()):
             marks = np.zeros(view.stored_shape, dtype=np.bool_)
@@ -380,7 +392,10 @@ class FoldedModel:
 
     def _constant_values(self, a: Attention) -> Noisy | None:
         """What the constant part of the values adds to the stream."""
-        _, constant = self.reader(self.wiring.reader_of(a, Role.VALUE), self._value_point(a))
+        reader, point = self.wiring.reader_of(a, Role.VALUE), self.wiring.point_of(a, Role.VALUE)
+        if reader.bias is None and point.norm.bias is None:
+            return None
+        constant = self._constant(reader, point, [self.model.read(reader.weight)])
         if constant is None:
             return None
         output = self.model.read(a.output)
@@ -388,9 +403,6 @@ class FoldedModel:
         flat = summed.reshaped(-1, summed.shape[-1])
         across = Noisy(flat.value.T, flat.variance.T)
         return across.dot(constant.reshaped(-1))
-
-    def _value_point(self, a: Attention) -> Point:
-        return self.wiring.point_of(a, Role.VALUE)
 
     # --- the head --------------------------------------------------------------------------
 
@@ -409,7 +421,7 @@ class FoldedModel:
         if head is None or head.dense is None or head.norm is not None:
             return None, None
         bias = None if head.output_bias is None else self.model.read(head.output_bias)
-        rows = Rows(self.model.stored(head.output), head.output.offset)
+        rows = Rows(self._held(head.output), head.output.offset)
         if self.wiring.observable is Observable.PROBABILITIES:
             rows = rows.centred(0)
             bias = None if bias is None else bias.centred(0)
@@ -418,12 +430,8 @@ class FoldedModel:
     def _reading_rows(self, reader: Reader, point: Point) -> tuple[Rows, Noisy | None]:
         """What :meth:`reader` gives, a few rows at a time."""
         view = reader.weight
-        rows = Rows(self.model.stored(view), view.offset)
-        constant = None if reader.bias is None else self.model.read(reader.bias)
-        if (bias := self._constant_input(point)) is not None:
-            parts = [part.dot(bias) for part in rows.parts()]
-            brought = joined(parts, 0)
-            constant = brought if constant is None else constant + brought
+        rows = Rows(self._held(view), view.offset)
+        constant = self._constant(reader, point, rows.parts())
         layer = point.norm.kind is NormKind.LAYER
         return replace(rows, gain=self._gain(point), level=layer), constant
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,16 +69,32 @@ class Frame:
     undetermined: int = 0
     spread: Array | None = None
 
+    @cached_property
+    def _squares(self) -> tuple[NDArray[np.float32], float]:
+        return _in_units(np.square(self.matrix))
+
+    @cached_property
+    def _passed(self) -> tuple[NDArray[np.float32], float] | None:
+        return None if self.spread is None else _in_units(self.spread.T)
+
+    @cached_property
+    def _renaming(self) -> tuple[NDArray[np.int64], Array]:
+        """For frames that rename: the coordinate of the first model at every place, and signs."""
+        order = np.abs(self.matrix).argmax(axis=1)
+        return order, self.matrix[np.arange(len(order)), order]
+
     def carry(self, array: Noisy, axis: int = -1) -> Noisy:
         """An array of the first model with its stream axis in the second's frame."""
         if self.rotated:
-            moved = array.turned(self.matrix, axis)
-            if self.spread is not None:
-                passed = np.square(along_axis(self.spread.T, array.value, axis))
-                moved.variance += passed.sum(axis=axis, keepdims=True)
+            moved = Noisy(
+                along_axis(self.matrix, array.value, axis),
+                _roughly(self._squares, array.variance, axis),
+            )
+            if self._passed is not None:
+                passed = _roughly(self._passed, array.value, axis)
+                moved.variance += np.square(passed).sum(axis=axis, keepdims=True)
             return moved
-        order = np.abs(self.matrix).argmax(axis=1)
-        sign = self.matrix[np.arange(len(order)), order]
+        order, sign = self._renaming
         shape = [1] * len(array.shape)
         shape[axis] = len(order)
         plain = bool((order == np.arange(len(order))).all())
@@ -85,6 +102,20 @@ class Frame:
         return (
             moved if (sign == 1).all() else Noisy(moved.value * sign.reshape(shape), moved.variance)
         )
+
+
+def _in_units(matrix: Array) -> tuple[NDArray[np.float32], float]:
+    """A matrix in float32, and its largest entry, which it is divided by."""
+    unit = float(np.abs(matrix).max(initial=0.0)) or 1.0
+    return (matrix / unit).astype(np.float32), unit
+
+
+def _roughly(matrix: tuple[NDArray[np.float32], float], array: Array, axis: int) -> Array:
+    """A product for variances: seven digits are enough, whatever the size of the numbers."""
+    largest = np.abs(array).max(axis=axis, keepdims=True)
+    scale = np.where(largest > 0, largest, 1.0)
+    product = along_axis(matrix[0], (array / scale).astype(np.float32), axis)
+    return np.asarray(product * (scale * matrix[1]))
 
 
 def freedom(ledger: Ledger) -> tuple[Freedom, bool]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+T = TypeVar("T", np.float32, np.float64)
 
 # Bits behind the point, and the exponent of the smallest normal number.
 _FORMATS: dict[str, tuple[int, int]] = {
@@ -37,24 +38,31 @@ def rounding_variance(stored: NDArray[Any]) -> Array:
         Array in its stored format: float64, float32, float16 or bfloat16 (ml_dtypes); other
         formats count as float32, in which they are handed over. Subnormal spacing is respected.
     """
+    return rounded(stored).variance
+
+
+def rounded(stored: NDArray[Any], offset: float = 0.0) -> Noisy:
+    """Stored numbers (plus an offset) with their :func:`rounding_variance`."""
     if stored.dtype.name not in _FORMATS:
         stored = stored.astype(np.float32)
     point, smallest = _FORMATS[stored.dtype.name]
     flat = np.ascontiguousarray(stored).reshape(-1)
-    result = np.empty(flat.size)
+    values, variances = np.empty(flat.size), np.empty(flat.size)
+    bits, powers = values.view(np.uint64), variances.view(np.uint64)
     # Squares leave the range of float64 at its ends: no spacing there, an infinite one above.
     with np.errstate(over="ignore", under="ignore"):
         for start in range(0, flat.size, CHUNK):
-            part = result[start : start + CHUNK]
-            part[...] = flat[start : start + CHUNK]
+            chunk = slice(start, start + CHUNK)
+            values[chunk] = flat[chunk]
             # Powers of two: the number without its sign and what is behind the point.
-            bits = part.view(np.uint64)
-            bits &= _EXPONENT
+            np.bitwise_and(bits[chunk], _EXPONENT, out=powers[chunk])
+            part = variances[chunk]
             np.maximum(part, 2.0**smallest, out=part)
-            part *= 2.0**-point
+            part *= 2.0**-point / 12**0.5
             part *= part
-            part *= 1.0 / 12.0
-    return result.reshape(stored.shape)
+            if offset:
+                values[chunk] += offset
+    return Noisy(values.reshape(stored.shape), variances.reshape(stored.shape))
 
 
 @dataclass
@@ -100,10 +108,11 @@ class Noisy:
         """Contraction of the last axis with a vector."""
         squares = self.value**2
         # What cancels in the sum leaves the rounding of float64 itself behind.
-        own = (SUM_ROUNDINGS * np.finfo(np.float64).eps) ** 2 * (squares @ vector.value**2)
+        weight = np.square(vector.value)
+        own = (SUM_ROUNDINGS * np.finfo(np.float64).eps) ** 2
         return Noisy(
             self.value @ vector.value,
-            self.variance @ vector.value**2 + squares @ vector.variance + own,
+            self.variance @ weight + squares @ (vector.variance + own * weight),
         )
 
     @property
@@ -127,14 +136,18 @@ class Noisy:
             value, variance = rows[start : start + step], spreads[start : start + step]
             if gain is not None:
                 variance *= squares
-                variance += np.square(value) * gain.variance
+                passed = np.square(value)
+                passed *= gain.variance
+                variance += passed
                 value *= gain.value
             if centred:
-                mean = variance.mean(axis=-1, keepdims=True) / width
-                variance += own * np.square(value)
+                mean = np.add.reduce(variance, axis=-1, keepdims=True) / width**2
+                passed = np.square(value)
+                passed *= own
+                variance += passed
                 variance *= 1 - 2 / width
                 variance += mean
-                value -= value.mean(axis=-1, keepdims=True)
+                value -= np.add.reduce(value, axis=-1, keepdims=True) / width
 
     def turned(self, matrix: Array, axis: int) -> Noisy:
         """An exact matrix applied to one axis."""
@@ -155,7 +168,7 @@ class Noisy:
         return Noisy(self.value.reshape(shape), self.variance.reshape(shape))
 
 
-def along_axis(matrix: Array, array: Array, axis: int) -> Array:
+def along_axis(matrix: NDArray[T], array: NDArray[T], axis: int) -> NDArray[T]:
     """Multiply a matrix into one axis."""
     if axis in (-1, array.ndim - 1):
         return np.asarray(array @ matrix.T)

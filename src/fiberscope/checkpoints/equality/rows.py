@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.noisy import Array, Noisy, rounding_variance
+from fiberscope.checkpoints.equality.noisy import Array, Noisy, rounded
 
 ENTRIES = 1 << 17
 """Entries of a table that are worked on at a time."""
@@ -50,10 +50,7 @@ class Rows:
 
     def part(self, index: Any) -> Noisy:
         """Some rows."""
-        stored = np.ascontiguousarray(self.stored[index])
-        rows = Noisy(stored.astype(np.float64), rounding_variance(stored))
-        if self.offset:
-            rows.value += self.offset
+        rows = rounded(self.stored[index], self.offset)
         for mask, by in self.shifts:
             chosen = mask[index][:, None]
             rows.value += np.where(chosen, by.value, 0.0)

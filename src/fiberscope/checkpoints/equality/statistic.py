@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.stats import chi2
@@ -125,23 +124,31 @@ def statistic_of_parts(
     largest, count = 0.0, 0
     for value, spread, other, passed in _cached(parts):
         count += value.size
-        squared = np.square(value - other)
+        squared = value - other
+        squared *= squared
+        size, other_size = row_squares(value), row_squares(other)
         variance = spread + passed
-        floor = factor**2 * np.maximum(mean_square(value), mean_square(other))
-        row = variance.mean(axis=-1, keepdims=True)
-        allowed = variance + floor
-        if rotated:
-            allowed = np.maximum(allowed, row + floor)
-        allowed = allowed + leverage * row
+        floor = factor**2 / value.shape[-1] * np.maximum(size, other_size)
+        row = np.add.reduce(variance, axis=-1, keepdims=True) / value.shape[-1]
+        allowed = np.maximum(variance, row) if rotated else variance.copy()
+        allowed += floor + leverage * row
+        apart += float(np.add.reduce(squared, axis=None))
+        norm += float(size.sum())
+        possible = allowed.min() > 0
         with np.errstate(divide="ignore", invalid="ignore"):
-            z = np.where(squared > 0, squared / allowed, 0.0)
+            z = squared
+            z /= allowed
             # The allowance is generous where a fit passes rounding on; what is expected is known.
-            share = np.where(allowed > 0, (variance * (1 - leverage / 2) + floor) / allowed, 1.0)
-        total += float(z.sum())
-        expected_total += float(share.sum())
+            share = variance
+            share *= 1 - leverage / 2
+            share += floor
+            share /= allowed
+        if not possible:
+            z = np.where(np.isnan(z), 0.0, z)  # equal numbers without rounding
+            share = np.where(allowed > 0, share, 1.0)
+        total += float(np.add.reduce(z, axis=None))
+        expected_total += float(np.add.reduce(share, axis=None))
         largest = max(largest, float(z.max()))
-        apart += float(squared.sum())
-        norm += float(np.square(value).sum())
     if count == 0:
         return Statistic(name, 0.0, 0.0, 0, 0.0)
     relative = float(np.sqrt(apart / norm)) if norm else float(apart > 0)
@@ -164,9 +171,9 @@ def _cached(parts: Iterable[tuple[Noisy, Noisy]]) -> Iterator[list[Array]]:
             yield [array[start : start + step] for array in arrays]
 
 
-def mean_square(values: Array) -> Any:
-    """Mean square of every row."""
-    return np.square(values).mean(axis=-1, keepdims=True)
+def row_squares(values: Array) -> Array:
+    """Squared norm of every row, shape ``(n, 1)``."""
+    return np.asarray(np.einsum("ij,ij->i", values, values)[:, None])
 
 
 def together(name: str, parts: list[Statistic]) -> Statistic:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Architecture, Observable
-from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
+from fiberscope.checkpoints.equality.noisy import Noisy, rounded
 from fiberscope.checkpoints.ledger.wiring import Wiring, wire
 from fiberscope.checkpoints.opening import open_model
 from fiberscope.errors import InputError
@@ -110,8 +110,7 @@ class StoredModel:
 
     def read(self, view: View) -> Noisy:
         """A role with its rounding, offset included."""
-        window = np.ascontiguousarray(view.window(self.tensor(view.tensor)))
-        return Noisy(window.astype(np.float64) + view.offset, rounding_variance(window))
+        return rounded(view.window(self.tensor(view.tensor)), view.offset)
 
     def values(self, view: View) -> NDArray[np.float64]:
         """A role without its rounding."""
