@@ -8,7 +8,7 @@ stores it in one of four formats, and compares it with
   of the formats: the truth is SAME;
 * a copy that was changed (one weight, heads exchanged across groups, the mean taken from the
   embeddings, noise on everything, other weights) and usually moved as well: the truth is DIFFERENT
-  where the change moves the outputs by far more than the storage rounding of that copy does, and
+  where the change moves the outputs by far more than the rounding of either file's format does, and
   not counted otherwise.
 
 Run as ``python benchmarks/compare_campaign.py --pairs 2000 --seed 1 [--json FILE]``.
@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fiberscope.checkpoints.architecture.program import Architecture, Observable
 from fiberscope.checkpoints.architecture.registry import architecture
 from fiberscope.checkpoints.equality.comparison import compare_models
+from fiberscope.checkpoints.equality.noisy import rounding_variance
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.forward import outputs, probe_inputs
 from fiberscope.checkpoints.ledger.wiring import Wiring, wire
@@ -376,9 +377,15 @@ def one_pair(rng: Rng, coarse_too: bool = False) -> dict[str, Any] | None:
         return None
     final = {name: value.astype(np.float64) for name, value in second.items()}
     rounded = outputs(model, lambda view: view.read(final), probe, observable)
-    # Either may be the copy: what the coarser format hides of the change is hidden in both.
-    blurred = stored(target, max(formats, key=list(FORMATS).index))
-    blurred = {name: value.astype(np.float64) for name, value in blurred.items()}
+    # Either may be the copy, and the coarser one may be the rounding of anything within half a
+    # unit in its last place: what such a draw does to the outputs, no comparison can tell apart.
+    coarser = max(formats, key=list(FORMATS).index)
+    blurred = {
+        name: value
+        + np.sqrt(rounding_variance(value.astype(FORMATS[coarser])))
+        * rng.standard_normal(value.shape)
+        for name, value in target.items()
+    }
     hidden = outputs(model, lambda view: view.read(blurred), probe, observable)
     scale = float(np.sqrt(np.square(reference - reference.mean()).mean())) or 1.0
     effect = float(np.abs(changed - reference).max()) / scale
