@@ -32,31 +32,39 @@ from fiberscope.queries.oracle import Arithmetic
 from fiberscope.queries.session import Purpose, QuerySession
 
 Floats = NDArray[np.float64]
-REACH, MOVE, EACH = 30.0, 0.004, 1.3
+REACH, MOVE, EACH = 100.0, 0.0015, 1.25
 
 
 class LayerOracle:
     """The layer in float64, factors kept apart."""
 
-    def __init__(self, path: Path, layer: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self, path: Path, layer: int, rng: np.random.Generator, span: int | None = None
+    ) -> None:
         weights = open_checkpoint(path).weights
         assert weights is not None
         name = f"model.layers.{layer}.self_attn"
         key, query, value, output = (
             weights.read_float64(f"{name}.{part}_proj.weight") for part in "kqvo"
         )
-        self.width, self.arithmetic = query.shape[1], Arithmetic.FLOAT64
+        d = query.shape[1]
+        self.arithmetic = Arithmetic.FLOAT64
         self.identity = f"{path.name} layer {layer}"
         rank = 64
         self.heads = query.shape[0] // rank
         group = query.shape[0] // key.shape[0]
         readout = rng.normal(size=output.shape[0]) / np.sqrt(output.shape[0])
-        self.key = key.reshape(-1, rank, self.width)
-        self.query = query.reshape(-1, rank, self.width) / np.sqrt(rank)
+        self.key = key.reshape(-1, rank, d)
+        self.query = query.reshape(-1, rank, d) / np.sqrt(rank)
         self.group = group
         shares = (readout @ output).reshape(-1, rank)
-        values = value.reshape(-1, rank, self.width)
+        values = value.reshape(-1, rank, d)
         self.v = np.stack([shares[h] @ values[h // group] for h in range(self.heads)])
+        if span is not None and span < d:
+            # Tokens are coordinates in a random subspace: the layer restricted to it.
+            frame = np.linalg.qr(rng.normal(size=(d, span)))[0]
+            self.key, self.query, self.v = self.key @ frame, self.query @ frame, self.v @ frame
+        self.width = self.v.shape[1]
 
     def answer(self, sequences: Any, bits: int = 128) -> Floats:
         """Answers, shape ``(n,)``."""
@@ -80,10 +88,14 @@ class LayerOracle:
 def design(directions: Floats, frames: list[Floats], each: float, rng: Any) -> Floats:
     """Points inside every head's step, spread over the rows of its frame."""
     points = []
+    # Orthonormal sides: as many points as unknowns then suffice without near dependence.
+    size = len(frames[0])
+    rotations = [np.linalg.qr(rng.normal(size=(size, size)))[0] for _ in range(2)]
+    sheets = np.concatenate(rotations) * np.sqrt(size)
     for direction, frame in zip(directions, frames, strict=True):
         length = np.linalg.norm(direction)
         count = int(each * len(frame)) + 6
-        sides = rng.normal(size=(count, len(frame))) @ frame
+        sides = sheets[:count] @ frame
         sides -= np.outer(sides @ direction, direction) / length**2
         along = rng.uniform(-1.2, 1.2, size=count)
         along[::4] = rng.choice([-3.0, 3.0], size=len(along[::4]))
@@ -132,17 +144,25 @@ def fit(
             return np.concatenate([*parts, sides.T @ r])
 
         if not factors:
+            # Every head's own block of the normal equations, its height included.
             for h in range(count):
                 strong = np.abs(slopes[:, h]) > 0.02 * np.abs(slopes[:, h]).max()
                 block = features[h][strong] * slopes[strong, h : h + 1]
-                gram = block.T @ block
-                gram[np.diag_indices_from(gram)] += 1e-10 * np.trace(gram) / len(gram)
+                gram = np.empty((widths[h] + 1, widths[h] + 1))
+                gram[:-1, :-1] = block.T @ block
+                gram[:-1, -1] = gram[-1, :-1] = block.T @ sides[strong, h]
+                gram[-1, -1] = sides[:, h] @ sides[:, h]
+                gram[np.diag_indices_from(gram)] *= 1 + 1e-10
                 factors.append(cho_factor(gram, check_finite=False))
-            factors.append(cho_factor(sides.T @ sides, check_finite=False))
 
         def precondition(r: Floats) -> Floats:
-            parts = [cho_solve(factors[h], r[ends[h] : ends[h + 1]]) for h in range(count)]
-            return np.concatenate([*parts, cho_solve(factors[-1], r[ends[-1] :])])
+            solved = np.empty_like(r)
+            solved[-1] = r[-1] / len(y)
+            for h in range(count):
+                own = np.append(r[ends[h] : ends[h + 1]], r[ends[-1] + h])
+                own = cho_solve(factors[h], own, check_finite=False)
+                solved[ends[h] : ends[h + 1]], solved[ends[-1] + h] = own[:-1], own[-1]
+            return solved
 
         x = np.zeros(ends[-1] + count + 1)
         r = backward(left)
@@ -155,7 +175,7 @@ def fit(
             x, r = x + alpha * p, r - alpha * Ap
             z = precondition(r)
             rho, before = float(r @ z), rho
-            if rho < 1e-10 * first:
+            if rho < 1e-8 * first:
                 break
             p = z + rho / before * p
         moves = [x[ends[h] : ends[h + 1]] for h in range(count)]
@@ -216,9 +236,10 @@ def main() -> None:
     parser.add_argument("--layer", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rank", type=int, default=64)
+    parser.add_argument("--span", type=int, help="restrict tokens to a random subspace")
     options = parser.parse_args()
     rng = np.random.default_rng(options.seed)
-    oracle = LayerOracle(options.path, options.layer, rng)
+    oracle = LayerOracle(options.path, options.layer, rng, options.span)
     session = QuerySession(oracle)
     d, started = oracle.width, time.process_time()
 
