@@ -115,6 +115,37 @@ def test_other_functions_in_words(cli):
     assert out.startswith("NOT OF THIS FORM: ") and "(reflection)" in out
 
 
+def test_relu_network_on_top(cli, tmp_path):
+    from tests.queries.functions import Functions
+
+    code, out, _ = cli("--oracle", "python:blackbox:relu_network", "--width", "4")
+    assert code == 1 and "try --relu" in " ".join(out.split())
+    code, out, err = cli(
+        *("--oracle", "python:blackbox:relu_network", "--width", "4", "--relu", "--json"),
+        *("-o", "net.npz"),
+    )
+    assert code == 0, err
+    plain = json.loads(out)
+    assert plain["schema"] == "fiberscope/recover/1" and plain["outcome"] == "recovered"
+    assert plain["kinks"] == 6 and plain["agreement_bits"] > 20
+    assert plain["queries"]["total"]["queries"] == plain["sent"]
+    net, function = np.load(tmp_path / "net.npz"), Functions(0)
+    for X in np.random.default_rng(1).standard_normal((20, 7, 4)):
+        scores = [X @ W @ X[-1] for W in net["W"]]
+        parts = [np.exp(s - s.max()) @ X / np.exp(s - s.max()).sum() for s in scores]
+        found = np.maximum(net["inner"] @ np.concatenate(parts), 0) @ net["outer"]
+        assert abs(found - function.relu_network(X)) < 1e-6
+    code, out, _ = cli("--oracle", "python:blackbox:relu_network", "--width", "4", "--relu")
+    assert code == 0 and "kinks found" in out
+
+
+@pytest.mark.parametrize("name", ["tanh_network", "value_bias", "sink", "rotary", "residual"])
+def test_other_functions_are_no_relu_network(cli, name):
+    code, out, _ = cli("--oracle", f"python:blackbox:{name}", "--width", "4", "--relu", "--json")
+    assert code in (1, 2)
+    assert json.loads(out)["outcome"] in ("not_of_this_form", "not_recovered")
+
+
 def test_more_heads_than_promised(cli, tmp_path):
     weights(tmp_path / "two.npz", heads=2)
     code, out, _ = cli("--oracle", "two.npz", "--heads", "1", "-o", "OUT.npz")

@@ -13,7 +13,12 @@ from fiberscope.queries.oracle import Arithmetic
 from fiberscope.verdict import Outcome
 
 if TYPE_CHECKING:
-    from fiberscope.queries.heads import AttentionHeads
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.table import Table
+
+    from fiberscope.queries.class_tests import ClassTests
+    from fiberscope.queries.relu_network import ReluRecovery
     from fiberscope.queries.session import Purpose, QuerySession
 
 _PRECISIONS = click.Choice(["coarse", "full"])
@@ -40,6 +45,9 @@ _PRECISIONS = click.Choice(["coarse", "full"])
 @click.option("--precision", type=_PRECISIONS, default="full", show_default=True)
 @click.option(
     "--shorter", is_flag=True, help="Many heads in balls: the algorithm with fewer queries."
+)
+@click.option(
+    "--relu", is_flag=True, help="A ReLU network without biases follows: recover the function."
 )
 @click.option("--max-queries", type=click.IntRange(min=1), help="Stop before asking more.")
 @click.option(
@@ -70,6 +78,7 @@ def command(
     token_bound: float | None,
     precision: str,
     shorter: bool,
+    relu: bool,
     max_queries: int | None,
     transcript: Path | None,
     batch: int,
@@ -86,7 +95,11 @@ def command(
     input.
     """
     from fiberscope.queries.loading import load_oracle
-    from fiberscope.queries.recover import Request, recover_attention
+    from fiberscope.queries.recover import (
+        Request,
+        recover_attention,
+        recover_attention_and_relu,
+    )
     from fiberscope.queries.result import NotOfThisFormError, NotRecoveredError
     from fiberscope.queries.session import QuerySession
     from fiberscope.queries.transcript import Transcript
@@ -111,7 +124,10 @@ def command(
             progress=report,
         )
         try:
-            found = recover_attention(session, request, seed)
+            if relu:
+                network, tests = recover_attention_and_relu(session, request, seed)
+            else:
+                found = recover_attention(session, request, seed)
         except NotOfThisFormError as error:
             return _refused(
                 "not_of_this_form", str(error), (), session, source, as_json, error.test
@@ -120,8 +136,21 @@ def command(
             return _refused(
                 "not_recovered", error.reason, error.notes, session, source, as_json, None
             )
+    if relu:
+        if out is not None:
+            inner, outer = network.neurons()
+            heads_found = network.heads
+            content = _npz(W=heads_found.W, v=heads_found.v, inner=inner, outer=outer)
+            write_file(out, content, overwrite)
+        plain = _head(source, session, seed) | _relu(network, tests, session)
+        if as_json:
+            print_json(plain)
+        else:
+            _print_relu(plain, out)
+        return 0
     if out is not None:
-        write_file(out, _npz(found.heads), overwrite)
+        middle = found.heads.middle()
+        write_file(out, _npz(W=middle.W, v=middle.v), overwrite)
     plain = {**_head(source, session, seed), "outcome": "recovered", **found.to_dict()}
     if as_json:
         print_json(plain)
@@ -174,13 +203,48 @@ def _refused(
     return Outcome.DIFFERENT.exit_code if test else Outcome.UNDECIDED.exit_code
 
 
-def _npz(heads: AttentionHeads) -> bytes:
+def _npz(**arrays: NDArray[np.float64]) -> bytes:
     import numpy as np
 
-    middle = heads.middle()
     stream = io.BytesIO()
-    np.savez(stream, W=middle.W, v=middle.v)
+    np.savez(stream, allow_pickle=False, **arrays)
     return stream.getvalue()
+
+
+def _relu(network: ReluRecovery, tests: ClassTests, session: QuerySession) -> dict[str, Any]:
+    from fiberscope.queries.result import queries_to_dict
+    from fiberscope.verdict import to_plain
+
+    return {
+        "outcome": "recovered",
+        "method": "attention followed by a ReLU network without biases, as a function",
+        **network.to_dict(),
+        "queries": queries_to_dict(session.counts),
+        "noise": to_plain(tests.noise),
+        "class_tests": to_plain(tests.tests),
+    }
+
+
+def _print_relu(plain: dict[str, Any], out: Path | None) -> None:
+    from rich.table import Table
+
+    shown = console()
+    title = (
+        f"{plain['heads']} heads and {len(plain['outer'])} ReLU neurons on width {plain['width']}"
+    )
+    table = Table(title=title, show_header=False)
+    table.add_row("kinks found", str(plain["kinks"]))
+    signs = "determined" if plain["inner_signs_determined"] else "not determined"
+    table.add_row("signs inside neurons", signs)
+    _add_queries(table, plain)
+    agree = f"{plain['fresh_queries']} fresh sequences agree to {plain['agreement_bits']:.0f} bits"
+    table.add_row("final check", f"{agree}, sampled: no bound")
+    table.add_row("what stays open", plain["ambiguity"])
+    for note in plain["notes"]:
+        table.add_row("note", note)
+    if out is not None:
+        table.add_row("written", click.format_filename(out))
+    shown.print(table)
 
 
 def _print(plain: dict[str, Any], out: Path | None) -> None:
@@ -196,13 +260,7 @@ def _print(plain: dict[str, Any], out: Path | None) -> None:
         bits = ", ".join(f"{w:.0f} / {v:.0f}" for w, v in pairs)
         table.add_row("bits of W / v, each head", bits)
         table.add_row("", f"{precision['kind']}: {precision['how']}")
-    queries = plain["queries"]
-    for name in ("recovery", "class_tests", "retries", "final_check", "total"):
-        entry = queries[name]
-        text = f"{entry['queries']}, at most {entry['longest']} tokens" if entry["queries"] else "0"
-        table.add_row(f"queries: {name.replace('_', ' ')}", text)
-    if plain["replayed"]:
-        table.add_row("answered by the transcript", str(plain["replayed"]))
+    _add_queries(table, plain)
     check = plain["final_check"]
     within = f"{check['queries']} fresh sequences up to {check['longest']} tokens agree"
     table.add_row("final check", f"{within}, worst deviation {check['deviation']:.2g}")
@@ -212,3 +270,12 @@ def _print(plain: dict[str, Any], out: Path | None) -> None:
     if out is not None:
         table.add_row("written", click.format_filename(out))
     shown.print(table)
+
+
+def _add_queries(table: Table, plain: dict[str, Any]) -> None:
+    for name in ("recovery", "class_tests", "retries", "final_check", "total"):
+        entry = plain["queries"][name]
+        text = f"{entry['queries']}, at most {entry['longest']} tokens" if entry["queries"] else "0"
+        table.add_row(f"queries: {name.replace('_', ' ')}", text)
+    if plain["replayed"]:
+        table.add_row("answered by the transcript", str(plain["replayed"]))

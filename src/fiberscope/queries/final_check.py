@@ -15,11 +15,19 @@ from fiberscope.queries.session import Purpose, QuerySession
 
 LENGTHS = (1, 2, 5, 17, 33)
 SCALES = (0.25, 1.0, 3.0)
+SMALL = 2.0**-6
+"""One more scale where answers differ from call to call, often in proportion to what they are: a
+constant added to them shows beside the small ones."""
 REPETITIONS = 5
 COARSE = 2.0**-12
 """Unit roundoff above which deviations are judged by their root mean square as well."""
-TYPICAL, TYPICAL_ROUNDING = 4.0, 10.0
-"""Factors on the typical noise there: repeated answers tell it well, rounding grows with scores."""
+TYPICAL_ROUNDING = 10.0
+"""Factor on typical rounding there, which grows with scores."""
+ASKED_AGAIN = 4
+"""Answers to each fresh sequence where they differ from call to call."""
+STANDARD, OUTLIER = 2.0, 6.0
+"""Root mean square of deviations over their standard errors that passes; a ratio counts up to the
+second, since sequences at the edge of a hard choice have no normal errors."""
 BACK_OFF = 4
 """Times that tokens are quartered where the oracle answers NaN or infinity."""
 
@@ -65,11 +73,15 @@ def final_check(
 ) -> FinalCheck:
     """Ask fresh sequences and compare.
 
-    Gaussian tokens at :data:`SCALES` times ``token_size``, :data:`LENGTHS` tokens, each
-    :data:`REPETITIONS` times; half of the long ones have a query token of another scale. A
-    deviation passes within ``allowance * noise.bound(size) + relative * size``. Where the noise is
-    coarse or differs from call to call, such worst cases would pass nearly everything; the root
-    mean square of all deviations must then also agree with the typical noise.
+    Gaussian tokens at :data:`SCALES` times ``token_size`` (and :data:`SMALL` where answers differ
+    from call to call), :data:`LENGTHS` tokens, each :data:`REPETITIONS` times; half of the long
+    ones have a query token of another scale. A deviation passes within
+    ``allowance * noise.bound(size) + relative * size``. Where the noise is coarse or differs from
+    call to call, such worst cases would pass nearly everything, and typical errors count as well.
+    Rounding: the root mean square of all deviations must agree with the typical rounding. Answers
+    that differ from call to call: every sequence is asked :data:`ASKED_AGAIN` times, and the mean
+    may deviate by :data:`STANDARD` standard errors, of the repeated answers and of the recovered
+    weights together, in the root mean square.
 
     Parameters
     ----------
@@ -91,8 +103,8 @@ def final_check(
         Relative error that the recovery itself claims, for an answer that is coarser than the
         noise (2 to the minus bits).
     sensitivity
-        How far answers move, typically, by errors of the size that the recovery claims:
-        sequences to ``(n,)``.
+        How far answers move, typically, by errors of the size that the recovery claims (three
+        standard errors): sequences to ``(n,)``.
     token_bound
         Largest 2-norm that the oracle accepts.
     bits
@@ -103,7 +115,9 @@ def final_check(
     FinalCheck
         Not passed also where the oracle answers NaN or infinity although ``predict`` is finite.
     """
-    sequences = fresh_sequences(session, rng, token_size, token_bound)
+    noisy = session.arithmetic is not Arithmetic.BALLS and not noise.repeatable
+    scales = (SMALL, *SCALES) if noisy else SCALES
+    sequences = fresh_sequences(session, rng, token_size, token_bound, scales)
     truth = session.ask(sequences, purpose, bits=bits)
     if session.arithmetic is not Arithmetic.BALLS:
         for _ in range(BACK_OFF):
@@ -114,6 +128,9 @@ def final_check(
             for at in lost.tolist():
                 sequences[at] = session.representable(sequences[at] / 4)
             truth[lost] = session.ask([sequences[at] for at in lost], purpose)
+    spread = None
+    if noisy:
+        truth, spread = _asked_again(session, sequences, truth, purpose)
     found = predict(sequences)
     longest = max(len(each) for each in sequences)
     sizes = np.asarray(size(sequences), dtype=np.float64)
@@ -133,19 +150,45 @@ def final_check(
         ratio = np.where(deviation == 0, 0.0, deviation / threshold)
     at = int(np.argmax(ratio))
     worst, shown, allowed = float(ratio[at]), float(deviation[at]), float(threshold[at])
-    if noise.typical + noise.typical_absolute > 0 and (noise.unit > COARSE or not noise.repeatable):
+    if sensitivity is None:
+        moved = relative * answers
+    else:
+        moved = np.asarray(sensitivity(sequences), dtype=np.float64)
+    if spread is not None:
+        standard = np.hypot(spread, moved / 3)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(deviation == 0, 0.0, deviation / standard)
+        mean = _root_mean_square(np.minimum(ratio, OUTLIER)) / STANDARD
+        if mean > worst:
+            worst, shown = mean, _root_mean_square(deviation)
+            allowed = shown / mean
+    elif noise.typical + noise.typical_absolute > 0 and noise.unit > COARSE:
         reach = np.array([np.linalg.norm(each, axis=1).max() for each in sequences])
-        factor = TYPICAL_ROUNDING if noise.repeatable else TYPICAL
-        expected = factor * (noise.typical * reach + noise.typical_absolute)
+        expected = TYPICAL_ROUNDING * (noise.typical * reach + noise.typical_absolute)
         mean = _root_mean_square(deviation)
-        if sensitivity is None:
-            moved = relative * answers
-        else:
-            moved = 1.5 * np.asarray(sensitivity(sequences), dtype=np.float64)
-        explained = _root_mean_square(expected) + _root_mean_square(moved)
+        explained = _root_mean_square(expected) + _root_mean_square(1.5 * moved)
         if mean / explained > worst:
             worst, shown, allowed = mean / explained, mean, explained
     return FinalCheck(worst <= 1, len(sequences), longest, worst, shown, allowed)
+
+
+def _asked_again(
+    session: QuerySession,
+    sequences: Sequence[NDArray[Any]],
+    first: NDArray[np.float64],
+    purpose: Purpose,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Means of :data:`ASKED_AGAIN` answers to each sequence, and their standard errors ``(n,)``.
+
+    A few answers tell their own spread badly: it is averaged with that of the other sequences of
+    the same size and length, which are neighbours here.
+    """
+    more = [session.ask(sequences, purpose, repetition=k) for k in range(1, ASKED_AGAIN)]
+    answers = np.stack([first, *more])
+    variance = answers.var(axis=0, ddof=1)
+    groups = variance.reshape(-1, REPETITIONS)
+    shared = 0.5 * (groups + groups.mean(axis=1, keepdims=True)).reshape(-1)
+    return answers.mean(axis=0), np.sqrt(shared / ASKED_AGAIN)
 
 
 def _root_mean_square(values: NDArray[np.float64]) -> float:
@@ -157,10 +200,11 @@ def fresh_sequences(
     rng: np.random.Generator,
     token_size: float,
     token_bound: float | None = None,
+    scales: Sequence[float] = SCALES,
 ) -> list[NDArray[Any]]:
     """Sequences of the final check, on the oracle's grid (small dyadic tokens for balls)."""
     sequences = []
-    for scale in SCALES:
+    for scale in scales:
         for length in LENGTHS:
             for repetition in range(REPETITIONS):
                 tokens = rng.standard_normal((length, session.width)) / np.sqrt(session.width)

@@ -90,7 +90,7 @@ def load_function(text: str) -> Callable[..., Any]:
         sys.path.insert(0, "")
     try:
         function = getattr(importlib.import_module(module), name)
-    except Exception as error:  # foreign code runs on import
+    except (Exception, SystemExit) as error:  # foreign code runs on import
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
         raise InputError(f"the oracle {text!r} cannot be loaded: {reason}") from None
     if not callable(function):

@@ -29,7 +29,7 @@ _RATIO = 16.0
 _ROUNDS = 6
 COARSE, FEW_BITS = 2.0**-12, 8.0
 """Unit roundoff above which, and bits below which, several designs are averaged."""
-LEAST_BITS = 3
+LEAST_BITS = 4
 """Averages of fewer stated bits are none: two heads can look like one there."""
 EXCESS = 3.0
 """Spread of designs, in units of what repeated answers predict, beyond which one head fails."""

@@ -172,7 +172,7 @@ class FunctionOracle:
             value = self._in_balls(tokens, bits) if balls else self.function(tokens)
         except InputError:
             raise
-        except Exception as error:  # foreign code: anything can come out of it
+        except (Exception, SystemExit) as error:  # foreign code: anything can come out of it
             reason = " ".join(str(error).split())[:120] or "no message"
             raise InputError(
                 f"the oracle raised {type(error).__name__} for a sequence of {len(tokens)} tokens "
@@ -191,6 +191,8 @@ class FunctionOracle:
 def float_answer(value: Any) -> float:
     """One answer as a float; :class:`InputError` if it is not one number."""
     try:
+        if value is None or isinstance(value, str | bytes):
+            raise TypeError
         array = np.asarray(value, dtype=np.float64)
         if array.size == 1:
             return float(array.reshape(-1)[0])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
-from fiberscope.queries.class_tests import ClassTests, class_tests
+from fiberscope.queries.class_tests import NONLINEAR, ClassTests, class_tests
 from fiberscope.queries.final_check import FinalCheck, final_check
 from fiberscope.queries.heads import AttentionHeads
 from fiberscope.queries.noise import NoiseLevel
@@ -19,10 +19,14 @@ from fiberscope.queries.oracle import Arithmetic
 from fiberscope.queries.result import (
     BoundKind,
     Estimate,
+    NotOfThisFormError,
     NotRecoveredError,
     Recovery,
 )
 from fiberscope.queries.session import QuerySession
+
+if TYPE_CHECKING:
+    from fiberscope.queries.relu_network import ReluRecovery
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ def recover_attention(session: QuerySession, request: Request, seed: int = 0) ->
         If the request makes no sense for this oracle, or the queries are spent.
     """
     streams = np.random.default_rng(seed).spawn(3)
+    session.token_bound = request.token_bound
     tests = class_tests(
         session, streams[0], declared_noise=request.noise, token_bound=request.token_bound
     )
@@ -113,6 +118,46 @@ def recover_attention(session: QuerySession, request: Request, seed: int = 0) ->
         check,
         statistics={"class_tests": tests.tests, "token_scale": tests.scale.size},
     )
+
+
+def recover_attention_and_relu(
+    session: QuerySession, request: Request, seed: int = 0
+) -> tuple[ReluRecovery, ClassTests]:
+    """Learn attention followed by a ReLU network without biases, as a function.
+
+    Identities that hold for every such function are tested first; fresh sequences decide last.
+
+    Raises
+    ------
+    NotOfThisFormError
+        If one of those identities fails beyond the noise.
+    NotRecoveredError
+        If the function could not be found, or fresh sequences disagree.
+    InputError
+        If the request makes no sense here, or the queries are spent.
+    """
+    from fiberscope.queries.relu_network import recover_attention_with_relu
+
+    if request.rank is not None or request.noise is not None or request.shorter:
+        raise InputError(
+            "--relu goes with neither --rank nor --noise nor --shorter: leave them out"
+        )
+    if session.arithmetic is Arithmetic.BALLS:
+        raise InputError("--relu is for floating-point oracles: hinges are searched in floats")
+    streams = np.random.default_rng(seed).spawn(2)
+    session.token_bound = request.token_bound
+    tests = class_tests(session, streams[0], token_bound=request.token_bound)
+    for test in tests.failed:
+        if test.name not in NONLINEAR:
+            raise NotOfThisFormError(test.name, test.identity, test.violation, test.threshold)
+    found = recover_attention_with_relu(
+        session,
+        heads=request.heads,
+        heads_at_most=request.heads_at_most,
+        rng=streams[1],
+        noise=tests.noise,
+    )
+    return found, tests
 
 
 def _estimate(
@@ -207,7 +252,7 @@ def checked(
 
 
 def wiggled(
-    heads: AttentionHeads, relative: float, sequences: Sequence[NDArray[Any]], draws: int = 4
+    heads: AttentionHeads, relative: float, sequences: Sequence[NDArray[Any]], draws: int = 16
 ) -> NDArray[np.float64]:
     """How far answers move, typically, when all weights change by a relative error: ``(n,)``.
 

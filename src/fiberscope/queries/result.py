@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from fiberscope.queries.final_check import FinalCheck
 from fiberscope.queries.heads import AttentionHeads
 from fiberscope.queries.noise import NoiseLevel
+from fiberscope.queries.refusals import NotOfThisFormError as NotOfThisFormError
+from fiberscope.queries.refusals import NotRecoveredError as NotRecoveredError
 from fiberscope.queries.session import Purpose, QueryCount
 from fiberscope.verdict import Evidence, to_plain
 
@@ -157,41 +159,3 @@ def queries_to_dict(counts: Mapping[Purpose, QueryCount]) -> dict[str, Any]:
         "longest": int(np.max([count.longest for count in counts.values()])),
     }
     return plain
-
-
-class NotRecoveredError(Exception):
-    """No answer: the reason in one sentence; nothing is claimed about the oracle (UNDECIDED).
-
-    Parameters
-    ----------
-    reason
-        What was tried and where it ended.
-    notes
-        More to read, one sentence each.
-    """
-
-    def __init__(self, reason: str, notes: tuple[str, ...] = ()) -> None:
-        super().__init__(reason)
-        self.reason, self.notes = reason, notes
-
-
-class NotOfThisFormError(Exception):
-    """The oracle contradicts an identity of all functions of this form (exit code 1).
-
-    Parameters
-    ----------
-    test
-        Name of the test.
-    identity
-        What would hold.
-    violation, threshold
-        The deviation found and the largest that noise explains.
-    """
-
-    def __init__(self, test: str, identity: str, violation: float, threshold: float) -> None:
-        how = f"by {violation:.2g}, where noise explains {threshold:.2g}"
-        if violation == float("inf"):
-            how = "with NaN or infinity"
-        super().__init__(f"not of this form: {identity} fails ({test}) {how}")
-        self.test, self.identity = test, identity
-        self.violation, self.threshold = violation, threshold

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
 from fiberscope.queries.oracle import BALL_BITS, Arithmetic, Oracle, float_answer
+from fiberscope.queries.refusals import NotRecoveredError
 from fiberscope.queries.transcript import Transcript, query_key
 
 
@@ -62,6 +63,8 @@ class QuerySession:
         Batches under way at once; for endpoints that take their time.
     progress
         Called with (queries so far, purpose) after every batch.
+    token_bound
+        Largest 2-norm of a token that may be sent.
 
     Attributes
     ----------
@@ -86,6 +89,7 @@ class QuerySession:
         batch: int = 4096,
         workers: int = 1,
         progress: Callable[[int, Purpose], None] | None = None,
+        token_bound: float | None = None,
     ) -> None:
         self.oracle, self.width, self.arithmetic = oracle, oracle.width, oracle.arithmetic
         self.max_queries, self.batch, self.workers = max_queries, max(1, batch), max(1, workers)
@@ -93,7 +97,7 @@ class QuerySession:
             self.workers = 1  # python-flint's precision is one global
         self.transcript = Transcript() if transcript is None else transcript
         self.transcript.belongs_to(oracle)
-        self.progress = progress
+        self.progress, self.token_bound = progress, token_bound
         self.asked = self.refined = self.replayed = self.nonfinite = 0
         self._seen: set[bytes] = set()
         self._counts = {purpose: QueryCount() for purpose in Purpose}
@@ -144,8 +148,11 @@ class QuerySession:
             Before asking more than ``max_queries``; nothing of this call has been asked then.
         InputError
             If a sequence has another shape, or the oracle answers with something else.
+        NotRecoveredError
+            If a token is longer than ``token_bound``; nothing of this call has been asked then.
         """
         tokens = self._prepare(sequences)
+        self._within_bound(tokens)
         keys = [query_key(each, repetition) for each in tokens]
         missing: dict[bytes, int] = {}
         for place, key in enumerate(keys):
@@ -174,6 +181,17 @@ class QuerySession:
                 )
         result: Sequence[NDArray[Any]] = tokens
         return result
+
+    def _within_bound(self, tokens: Sequence[NDArray[Any]]) -> None:
+        if self.token_bound is None:
+            return
+        for each in tokens:
+            longest = float(np.linalg.norm(each.astype(np.float64), axis=1).max())
+            if longest > self.token_bound * (1 + 2.0**-40):
+                raise NotRecoveredError(
+                    f"this method needs tokens of 2-norm {longest:.3g}, beyond --token-bound "
+                    f"{self.token_bound:.3g}, to see scores: raise the bound"
+                )
 
     def _count(
         self, keys: Sequence[bytes], tokens: Sequence[NDArray[Any]], purpose: Purpose
