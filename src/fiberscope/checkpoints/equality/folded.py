@@ -227,9 +227,7 @@ class FoldedModel:
         gate = gate_constant = None
         if m.gate is not None:
             gate, gate_constant = self.reader(readers[m.gate], point)
-        down = self.model.read(m.down)
-        down = Noisy(np.ascontiguousarray(down.value.T), np.ascontiguousarray(down.variance.T))
-        down = self.write(down, wiring.segment_writing(m.down))
+        down = self.write(self.model.read(m.down.permute(1, 0)), wiring.segment_writing(m.down))
         return FoldedMlp(m.label, m.layer, m, up, down, up_constant, gate, gate_constant)
 
     # --- vectors along the stream ----------------------------------------------------------

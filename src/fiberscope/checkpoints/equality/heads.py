@@ -500,11 +500,10 @@ def _measure(
 
 def uncertainty(plain: Noisy, dual: Noisy) -> Array:
     """Relative rounding uncertainty of the products ``dual^T plain``, per group."""
-    left = np.einsum("gsi,gsi->gs", plain.value, plain.value)
-    right = np.einsum("gsi,gsi->gs", dual.value, dual.value)
+    left, right = plain.size, dual.size
     spread = (right * plain.variance.sum(-1) + left * dual.variance.sum(-1)).sum(-1)
-    gram = np.einsum("gsi,gti->gst", plain.value, plain.value)
-    gram_dual = np.einsum("gsi,gti->gst", dual.value, dual.value)
+    gram = plain.value @ plain.value.swapaxes(-1, -2)
+    gram_dual = dual.value @ dual.value.swapaxes(-1, -2)
     size = np.einsum("gst,gst->g", gram, gram_dual)
     live = size > 1e-12 * (left.sum(-1) * right.sum(-1))
     return np.sqrt(np.where(live, spread / np.where(live, size, 1.0), 0.0))

@@ -46,14 +46,19 @@ def rounded(stored: NDArray[Any], offset: float = 0.0) -> Noisy:
     if stored.dtype.name not in _FORMATS:
         stored = stored.astype(np.float32)
     point, smallest = _FORMATS[stored.dtype.name]
-    flat = np.ascontiguousarray(stored).reshape(-1)
-    values, variances = np.empty(flat.size), np.empty(flat.size)
+    result = Noisy(np.empty(stored.shape), np.empty(stored.shape))
+    # Along the first axis where the storage is transposed, so that the cache holds both sides.
+    shape = (-1,) if stored.flags.c_contiguous else stored.shape
+    source, values, variances = (
+        array.reshape(shape) for array in (stored, result.value, result.variance)
+    )
     bits, powers = values.view(np.uint64), variances.view(np.uint64)
+    step = max(1, CHUNK * len(source) // max(1, source.size))
     # Squares leave the range of float64 at its ends: no spacing there, an infinite one above.
     with np.errstate(over="ignore", under="ignore"):
-        for start in range(0, flat.size, CHUNK):
-            chunk = slice(start, start + CHUNK)
-            values[chunk] = flat[chunk]
+        for start in range(0, len(source), step):
+            chunk = slice(start, start + step)
+            values[chunk] = source[chunk]
             # Powers of two: the number without its sign and what is behind the point.
             np.bitwise_and(bits[chunk], _EXPONENT, out=powers[chunk])
             part = variances[chunk]
@@ -62,7 +67,7 @@ def rounded(stored: NDArray[Any], offset: float = 0.0) -> Noisy:
             part *= part
             if offset:
                 values[chunk] += offset
-    return Noisy(values.reshape(stored.shape), variances.reshape(stored.shape))
+    return result
 
 
 @dataclass
@@ -99,6 +104,10 @@ class Noisy:
     def centred(self, axis: int) -> Noisy:
         """Less its mean along one axis."""
         count = self.shape[axis]
+        if axis in (-1, len(self.shape) - 1):
+            result = Noisy(self.value.copy(), self.variance.copy())
+            result.fold(None, centred=True)
+            return result
         own = (2 * np.finfo(np.float64).eps) ** 2 * np.square(self.value)
         spread = (self.variance + own) * (1 - 2 / count)
         spread += self.variance.mean(axis=axis, keepdims=True) / count
