@@ -276,8 +276,8 @@ def _forward_error(first: StoredModel, second: StoredModel, seed: int) -> Deviat
         return None
     observable = first.wiring.observable
     return deviation(
-        outputs(second.architecture, second.values, probe, observable),
-        outputs(first.architecture, first.values, probe, observable),
+        outputs(second.architecture, second.stored, probe, observable),
+        outputs(first.architecture, first.stored, probe, observable),
         output_width(first.architecture, probe, observable),
     )
 
