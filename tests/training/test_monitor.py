@@ -2,13 +2,16 @@
 
 import io
 import json
+import sys
+import types
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from fiberscope.errors import InputError
 from fiberscope.symmetry import Kind
-from fiberscope.training import SymmetryMonitor, read_records
+from fiberscope.training import SymmetryMonitor, read_records, threads
 from tests.training.toys import dense_basis, drawn_up, space_of
 
 torch = pytest.importorskip("torch")
@@ -618,3 +621,32 @@ def test_a_loss_that_sees_more_is_noticed():
                     optimizer.step()
         low, high = shares
         assert all(low <= m.gradient.share <= high for m in monitor.measurements)
+
+
+def test_threads_are_limited_during_a_measurement_only(monkeypatch):
+    seen = []
+
+    class Controller:
+        @contextmanager
+        def limit(self, *, limits, user_api):
+            seen.append((limits, user_api))
+            yield
+            seen.append("over")
+
+    monkeypatch.setitem(
+        sys.modules, "threadpoolctl", types.SimpleNamespace(ThreadpoolController=Controller)
+    )
+    threads._limiter.cache_clear()
+    try:
+        model = gpt2()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for given, expected in ((None, 1), (3, 3)):
+            seen.clear()
+            with SymmetryMonitor(model, optimizer, every=5, threads=given):
+                train(model, optimizer, 2)
+            assert seen == [(expected, "blas"), "over"]
+        with pytest.raises(InputError, match="threads is 0"):
+            SymmetryMonitor(model, optimizer, threads=0)
+    finally:
+        threads._limiter.cache_clear()
+    assert threads.threads_for(10**9) is None

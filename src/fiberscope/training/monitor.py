@@ -26,6 +26,7 @@ from fiberscope.training.projection import SHARE_ERROR
 from fiberscope.training.record import SELF_CHECK, ItemRecord, Measurement, Start
 from fiberscope.training.refusals import inner_optimizer
 from fiberscope.training.table import LiveTable
+from fiberscope.training.threads import limited, threads_for
 from fiberscope.training.writers import JsonLines, TensorBoard, Writer
 
 Arrays = dict[str, NDArray[np.float64]]
@@ -85,6 +86,10 @@ class SymmetryMonitor:
     attention
         Attention modules declared by roles, for models without a table: see
         :class:`fiberscope.training.AttentionRoles`.
+    threads
+        Threads of NumPy's linear algebra during a measurement, where ``threadpoolctl`` is
+        installed; None is one for models of up to ten million trained parameters, and as many as
+        NumPy takes otherwise.
 
     Attributes
     ----------
@@ -122,9 +127,12 @@ class SymmetryMonitor:
         tolerance: float = SHARE_ERROR,
         masters: Mapping[str, Any] | None = None,
         attention: Sequence[AttentionRoles] = (),
+        threads: int | None = None,
     ) -> None:
         if not isinstance(every, int) or every < 1:
             raise InputError(f"every is {every}; give a whole number of steps, from 1 on")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise InputError(f"threads is {threads}; give a whole number from 1 on, or None")
         if not 0.0 < tolerance < 1.0:
             raise InputError(f"tolerance is {tolerance}; give a share error between 0 and 1")
         self.every, self.project = every, project
@@ -137,7 +145,7 @@ class SymmetryMonitor:
         self._apart = decays_apart(self._optimizer)
         self._before: _Before | None = None
         self._warned = self._doubted = False
-        self._tolerance = tolerance
+        self._tolerance, self._threads = tolerance, threads
         self._model_notes = [*_dropout_note(model), *_padding_note(model)]
         self.start = self._described()
         for writer in writers:
@@ -224,15 +232,19 @@ class SymmetryMonitor:
             free = {name: before.weights[name] for name in binding.free}
             decay = decay_direction(before.decay_factors, binding.tensors, free)
         parts = Parts(before.weights, update, decay, before.gradient)
+        threads = threads_for(binding.parameters) if self._threads is None else self._threads
         try:
             if self._is_due(self.step):
-                measured = self._meter.measure(parts)
+                with limited(threads):
+                    measured = self._meter.measure(parts)
                 seconds = before.seconds + time.perf_counter() - started
                 self._record(measured, before.learning_rates, seconds)
                 if self.project:
                     self._remove(measured.invisible, parts)
             elif self.project:
-                self._remove(self._meter.invisible(parts), parts)
+                with limited(threads):
+                    invisible = self._meter.invisible(parts)
+                self._remove(invisible, parts)
         except InputError as error:
             # A diverging run is the user's to stop, not the monitor's.
             self._warn(self.step, error)
