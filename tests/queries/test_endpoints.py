@@ -121,12 +121,33 @@ def test_busy_endpoints_are_asked_again(run):
         ([HELLO, (200, {"answers": [1.0, 2.0]})], "list 'answers' of 1"),
         ([HELLO, (200, {"answers": ["1.0"]})], "neither a number"),
         ([HELLO, (500, {})], "status 500"),
+        ([HELLO, (200, b"[" * 100_000)], "JSON"),
     ],
 )
 def test_bad_endpoints(run, replies, message):
     address = run(Scripted(*replies).server)
     with pytest.raises(InputError, match=message):
         HttpOracle(address, pause=0.001).answer([np.ones((1, 3))])
+
+
+def test_an_integer_beyond_floats_is_infinite(run):
+    body = b'{"answers": [1' + b"0" * 400 + b"]}"
+    oracle = HttpOracle(run(Scripted(HELLO, (200, body)).server), pause=0.001)
+    assert oracle.answer([np.ones((1, 3))]) == [np.inf]
+
+
+def test_answers_cut_off_are_asked_again_and_then_refused(run):
+    scripted = Scripted(HELLO, (200, {"answers": [2.0]}))
+    oracle = HttpOracle(run(scripted.server), pause=0.001)
+    whole = scripted.server.RequestHandlerClass.send_header
+
+    def longer(self, name, value):
+        whole(self, name, str(int(value) + 9) if name == "Content-Length" else value)
+
+    scripted.server.RequestHandlerClass.send_header = longer
+    with pytest.raises(InputError, match="did not answer"):
+        oracle.answer([np.ones((1, 3))])
+    assert len(scripted.received) == 5
 
 
 def test_nobody_there():

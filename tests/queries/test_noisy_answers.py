@@ -70,6 +70,24 @@ def test_one_noisy_head_is_of_this_form_and_its_bound_holds():
     assert given >= 10
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("decimals", [3, 6])
+def test_declared_errors_do_not_excuse_a_second_head(decimals, seed):
+    """Errors of a hundred times the declared ones are refused; rounding alone is excused."""
+    tau = 10.0**-decimals
+
+    def ask(second):
+        function = Noisy(seed, second)
+        session = QuerySession(FunctionOracle(lambda X: round(function(X), decimals), WIDTH))
+        return recover_attention(session, Request(heads=1, noise=tau), seed)
+
+    with pytest.raises((NotRecoveredError, NotOfThisFormError)):
+        ask(100 * tau)
+    found, W = ask(0.0), Noisy(seed).W[0]
+    bound = 2.0 ** -found.estimate.precision.W[0] * np.linalg.norm(W)
+    assert np.linalg.norm(found.heads.W[0] - W) <= bound
+
+
 def test_noisy_heads_that_drown_at_small_tokens_are_not_called_random():
     for seed in range(20, 28):
         with pytest.raises(NotRecoveredError):
@@ -106,6 +124,12 @@ def test_no_token_beyond_the_bound_is_sent_to_a_ball_oracle():
 def test_what_is_no_number_is_bad_input(answer):
     session = QuerySession(FunctionOracle(lambda X: answer, WIDTH))
     with pytest.raises(InputError, match="one number"):
+        recover_attention(session, Request(heads=1))
+
+
+def test_integers_beyond_floats_are_infinite():
+    session = QuerySession(FunctionOracle(lambda X: 10**400, WIDTH))
+    with pytest.raises(NotOfThisFormError, match="finite"):
         recover_attention(session, Request(heads=1))
 
 

@@ -78,7 +78,8 @@ def final_check(
     ones have a query token of another scale. A deviation passes within
     ``allowance * noise.bound(size) + relative * size``. Where the noise is coarse or differs from
     call to call, such worst cases would pass nearly everything, and typical errors count as well.
-    Rounding: the root mean square of all deviations must agree with the typical rounding. Answers
+    Rounding: the root mean square of all deviations must agree with the typical rounding.
+    Declared errors and decimals: typical deviations must not exceed the bounds themselves. Answers
     that differ from call to call: every sequence is asked :data:`ASKED_AGAIN` times, and the mean
     may deviate by :data:`STANDARD` standard errors, of the repeated answers and of the recovered
     weights together, in the root mean square.
@@ -154,22 +155,32 @@ def final_check(
         moved = relative * answers
     else:
         moved = np.asarray(sensitivity(sequences), dtype=np.float64)
+    typical: list[tuple[float, float]] = []  # ratio and deviation
+    mean = _root_mean_square(deviation)
     if spread is not None:
         standard = np.hypot(spread, moved / 3)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(deviation == 0, 0.0, deviation / standard)
-        mean = _root_mean_square(np.minimum(ratio, OUTLIER)) / STANDARD
-        if mean > worst:
-            worst, shown = mean, _root_mean_square(deviation)
-            allowed = shown / mean
-    elif noise.typical + noise.typical_absolute > 0 and noise.unit > COARSE:
+        typical.append((_ratio(deviation, standard) / STANDARD, mean))
+    elif noise.absolute > 0:
+        # Both parts are bounds, which typical deviations reach nowhere near.
+        bound = noise.bound(sizes)
+        typical.append((_ratio(deviation, bound + moved), mean))
+        typical.append((mean / (_root_mean_square(bound) + _root_mean_square(moved)), mean))
+    if noise.repeatable and noise.typical + noise.typical_absolute > 0 and noise.unit > COARSE:
         reach = np.array([np.linalg.norm(each, axis=1).max() for each in sequences])
         expected = TYPICAL_ROUNDING * (noise.typical * reach + noise.typical_absolute)
-        mean = _root_mean_square(deviation)
         explained = _root_mean_square(expected) + _root_mean_square(1.5 * moved)
-        if mean / explained > worst:
-            worst, shown, allowed = mean / explained, mean, explained
+        typical.append((mean / explained, mean))
+    for found_ratio, seen in typical:
+        if found_ratio > worst:
+            worst, shown, allowed = found_ratio, seen, seen / found_ratio
     return FinalCheck(worst <= 1, len(sequences), longest, worst, shown, allowed)
+
+
+def _ratio(deviation: NDArray[np.float64], unit: NDArray[np.float64]) -> float:
+    """Root mean square of ``deviation / unit``, each counting up to :data:`OUTLIER`."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(deviation == 0, 0.0, deviation / unit)
+    return _root_mean_square(np.minimum(ratio, OUTLIER))
 
 
 def _asked_again(

@@ -9,6 +9,7 @@ the same float64. `fiberscope.queries.server` serves a file of weights in this w
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
-from fiberscope.queries.oracle import BALL_BITS, Arithmetic
+from fiberscope.queries.oracle import BALL_BITS, Arithmetic, float_answer
 
 _TIMEOUT = 120.0
 _ATTEMPTS = 4
@@ -72,7 +73,7 @@ class HttpOracle:
             )
         if not all(value is None or type(value) in (int, float) for value in answers):
             raise InputError(f"{self.identity} gave an answer that is neither a number nor null")
-        return [float("nan") if value is None else float(value) for value in answers]
+        return [float("nan") if value is None else float_answer(value) for value in answers]
 
     def _exchange(self, body: bytes | None) -> dict[str, Any]:
         """Send a request and read a JSON object."""
@@ -94,8 +95,8 @@ class HttpOracle:
                 raise InputError(
                     f"{self.identity} refused with status {error.code}{said}: check the address"
                 ) from None
-            except (OSError, ValueError) as error:
-                if isinstance(error, OSError) and not last:
+            except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+                if isinstance(error, OSError | http.client.HTTPException) and not last:
                     continue
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
                 raise InputError(

@@ -196,6 +196,8 @@ def float_answer(value: Any) -> float:
         array = np.asarray(value, dtype=np.float64)
         if array.size == 1:
             return float(array.reshape(-1)[0])
+    except OverflowError:
+        return float("inf")  # an integer beyond every float
     except (TypeError, ValueError):
         pass
     raise InputError(
