@@ -45,8 +45,18 @@ def open_model(
     location: str | Path,
     observable: Observable | str | None = None,
     assumed_harmless: Iterable[str] = (),
+    *,
+    prefer_head: bool = False,
 ) -> OpenModel:
     """Open a directory, config.json, safetensors or GGUF file, or a hub id.
+
+    Parameters
+    ----------
+    observable
+        What is observed; by default that of the class.
+    prefer_head
+        Observe logits by default wherever there is a head: for everything that writes weights or
+        calls two checkpoints the same, a head is not to be lost.
 
     Raises
     ------
@@ -72,10 +82,16 @@ def open_model(
     return OpenModel(
         checkpoint,
         laid_out,
-        chosen or laid_out.default_observable,
+        chosen or _default(laid_out, prefer_head),
         matching,
         tuple(dict.fromkeys(notes)),
     )
+
+
+def _default(laid_out: Architecture, prefer_head: bool) -> Observable:
+    if prefer_head and laid_out.head is not None:
+        return Observable.LOGITS
+    return laid_out.default_observable
 
 
 def observable_named(name: Observable | str | None) -> Observable | None:

@@ -25,8 +25,7 @@ from fiberscope.errors import InputError
 @click.option(
     "--observable",
     type=click.Choice(["logits", "probabilities", "hidden"]),
-    help="What is observed of checkpoints.  [default: logits for language models, hidden for "
-    "encoders]",
+    help="What is observed of checkpoints [default: logits, or hidden for a class without a head].",
 )
 @click.option("--exact", is_flag=True, help="Polynomial networks: refuse floating point.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)

@@ -132,7 +132,7 @@ def canonicalize(
     InputError
         For anything wrong with the input, the style or the output, in one sentence.
     """
-    model = open_model(location, observable)
+    model = open_model(location, observable, prefer_head=True)
     if model.source is None or model.matching is None:
         raise InputError(f"{location} holds no weights; pass the directory or file with them")
     if dtype is not None and dtype not in FORMATS:
@@ -254,7 +254,7 @@ class _Verification:
     def __call__(self, directory: Path) -> None:
         model = self.model
         architecture, observable = model.architecture, model.observable
-        again = open_model(directory, observable)
+        again = open_model(directory, observable, prefer_head=True)
         assert model.source is not None and model.matching is not None
         assert again.source is not None and again.matching is not None
         length = min(PROBE_LENGTH, architecture.longest_input or PROBE_LENGTH)

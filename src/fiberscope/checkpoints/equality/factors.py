@@ -12,7 +12,7 @@ magnitude when M is ill-conditioned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +148,11 @@ class _Problem:
         first = np.abs(self.plain_moved - matrix @ self.plain) ** 2 / self.noise[..., None]
         dual = adjoint(_inverse(matrix)) @ self.dual
         second = np.abs(self.dual_moved - dual) ** 2 / self.back[..., None]
-        total = first.sum(axis=(-1, -2)) + second.sum(axis=(-1, -2))
+        parts = first.sum(axis=(-1, -2)), second.sum(axis=(-1, -2))
+        total = parts[0] + parts[1]
+        # A start from one factor fits that one too well; the other must look like rounding too.
+        share = self.dual.shape[-1] / (self.plain.shape[-1] + self.dual.shape[-1])
+        total = np.maximum(total, np.maximum(parts[0] / (1 - share), parts[1] / share))
         return np.asarray(np.where(np.isfinite(total), total, np.inf))
 
 
@@ -177,6 +181,28 @@ def _fit_scalar(
         z = np.where(z == 0, 1.0, z)
         dual_z = 1.0 / np.conj(z)
     return BasisChange(z[:, None, None], dual_z[:, None, None])
+
+
+def weighed_columns(
+    values: Sequence[NDArray[Any]], variances: Sequence[NDArray[np.float64]]
+) -> tuple[list[NDArray[Any]], NDArray[np.float64]]:
+    """Factors of both models with columns in units of their rounding, and the row noise then.
+
+    Columns behind gains of different sizes have rounding of different sizes; a change of basis
+    acts on rows, so columns can be scaled freely.
+
+    Parameters
+    ----------
+    values, variances
+        Two arrays each, of shape ``(batch, r, n)``.
+    """
+    total = variances[0] + variances[1]
+    size = (np.abs(values[1]) ** 2).mean(axis=-2, keepdims=True)
+    column = total.mean(axis=-2, keepdims=True) + (16 * np.finfo(np.float64).eps) ** 2 * size
+    typical = column.mean(axis=-1, keepdims=True)
+    column = np.maximum(column, 1e-12 * typical)
+    unit = np.sqrt(np.where(column > 0, typical / np.where(column > 0, column, 1.0), 1.0))
+    return [value * unit for value in values], (total * unit**2).mean(axis=-1)
 
 
 def _smallest(moved: NDArray[Any]) -> NDArray[np.float64]:

@@ -149,8 +149,13 @@ class FoldedModel:
         return constant
 
     def write(self, array: T, segment: Segment, axis: int = -1) -> T:
-        """What a writer adds, less what nobody reads."""
-        return array.centred(axis) if segment.blind else array
+        """What a writer adds, less what nobody reads; an array of numbers is changed in place."""
+        if not segment.blind:
+            return array
+        if isinstance(array, Noisy) and axis == -1:
+            array.fold(None, centred=True)
+            return array
+        return array.centred(axis)
 
     # --- blocks ----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from fiberscope.checkpoints.architecture.program import Attention
-from fiberscope.checkpoints.equality.factors import BasisChange, fit_basis
+from fiberscope.checkpoints.equality.factors import BasisChange, fit_basis, weighed_columns
 from fiberscope.checkpoints.equality.folded import FoldedAttention
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined, whitened
@@ -380,14 +380,9 @@ def _fit(
     plain_noise: list[Array],
     dual_noise: list[Array],
 ) -> BasisChange:
-    return fit_basis(
-        plain[0],
-        plain[1],
-        dual[0],
-        dual[1],
-        plain_noise[1].mean(axis=-1) + plain_noise[0].mean(axis=-1),
-        dual_noise[1].mean(axis=-1) + dual_noise[0].mean(axis=-1),
-    )
+    first, plain_rows = weighed_columns(plain, plain_noise)
+    second, dual_rows = weighed_columns(dual, dual_noise)
+    return fit_basis(first[0], first[1], second[0], second[1], plain_rows, dual_rows)
 
 
 def _value_output(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> Array:

@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial import cKDTree
 
 from fiberscope.checkpoints.architecture.program import Activation
-from fiberscope.checkpoints.equality.factors import fit_basis
+from fiberscope.checkpoints.equality.factors import fit_basis, weighed_columns
 from fiberscope.checkpoints.equality.folded import FoldedMlp
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.heads import VACUOUS, with_constant
@@ -309,14 +309,9 @@ def _fit(
     if scales.gated or scales.homogeneous:
         leverage += 2.0 / width
         if scales.gated or scales.power == 1:
-            change = fit_basis(
-                up[0].value[:, None],
-                up[1].value[:, None],
-                down[0].value[:, None],
-                down[1].value[:, None],
-                _mean_variance(*up),
-                _mean_variance(*down),
-            )
+            rows, up_noise = _weighed(up)
+            columns, down_noise = _weighed(down)
+            change = fit_basis(rows[0], rows[1], columns[0], columns[1], up_noise, down_noise)
             up_scale = change.matrix[:, 0, 0].real
         else:
             up_scale = _ratio(up[0].value, up[1].value)
@@ -338,11 +333,12 @@ def _fit(
     return up_scale, gate_scale, parts
 
 
-def _mean_variance(first: Noisy, second: Noisy) -> Array:
-    """Mean over every row of both variances together."""
-    return np.asarray(
-        first.variance.mean(axis=1, keepdims=True) + second.variance.mean(axis=1, keepdims=True)
-    )
+def _weighed(pair: list[Noisy]) -> tuple[list[Array], Array]:
+    """Vectors ``(f, 1, n)`` with columns in units of their rounding, and the noise ``(f, 1)``."""
+    values = [noisy.value[None] for noisy in pair]
+    variances = [np.asarray(noisy.variance)[None] for noisy in pair]
+    scaled, noise = weighed_columns(values, variances)
+    return [value[0][:, None] for value in scaled], noise[0][:, None]
 
 
 def _ratio(first: Array, second: Array) -> Array:

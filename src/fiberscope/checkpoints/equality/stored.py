@@ -54,7 +54,7 @@ class StoredModel:
         InputError
             If it cannot be read, or holds no weights.
         """
-        model = open_model(location, observable)
+        model = open_model(location, observable, prefer_head=True)
         if model.source is None or model.matching is None:
             raise InputError(f"{location} holds no weights; pass the directory or file with them")
         source, stored = model.source, model.matching.stored

@@ -38,6 +38,8 @@ from fiberscope.symmetry import Kind, ResidualRotation, Symmetry, Translation
 
 NAMED_ONLY = (NEURON_MIXING,)
 """Mechanisms of particular weights that are drawn only when named."""
+LARGEST_CONDITION = 1e12
+"""Condition number up to which float64 inverts a matrix with a few correct digits."""
 _LARGEST_MIXING = 64
 """Neurons mixed at once; more equal ones are mixed in parts."""
 
@@ -87,8 +89,11 @@ class RandomMove:
         condition: float | None = None,
         only: Collection[str] | None = None,
     ) -> None:
-        if condition is not None and not 1 <= condition < np.inf:
-            raise InputError(f"a condition number of {condition:g} does not exist; use at least 1")
+        if condition is not None and not 1 <= condition <= LARGEST_CONDITION:
+            raise InputError(
+                f"a condition number of {condition:g} is not drawn; use one from 1 to "
+                f"{LARGEST_CONDITION:g}"
+            )
         self.catalogue, self.seed, self.condition = catalogue, seed, condition
         self.approximate = tuple(
             dict.fromkeys(

@@ -132,7 +132,7 @@ def transform(
         raise InputError("transform needs either --random or --witness FILE")
     if witness is not None and (only is not None or condition is not None):
         raise InputError("a witness is applied as it is; leave out --only and --condition")
-    model = open_model(location, observable)
+    model = open_model(location, observable, prefer_head=True)
     check_output(model, target, overwrite=overwrite)
     read = float64_reader(model)
     move: _Stored | _Drawn
@@ -268,7 +268,7 @@ class _Verification:
                 f"the moved model's outputs deviate by {self.exact:.1e}, so it is not written; "
                 "choose a smaller --condition or other mechanisms"
             )
-        again = open_model(directory, observable)
+        again = open_model(directory, observable, prefer_head=True)
         assert again.source is not None and again.matching is not None
         after = stored_numbers(again.source, again.matching.stored)
         found = outputs(again.architecture, after, probe, observable)
