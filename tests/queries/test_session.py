@@ -151,9 +151,31 @@ def test_interruption_keeps_what_was_answered(tmp_path):
     oracle = CountingOracle(FunctionOracle(lambda X: float(X.sum()), WIDTH, identity="sums"))
     with Transcript(path) as record:
         values = QuerySession(oracle, transcript=record).ask(X, Purpose.RECOVERY)
-    assert len(oracle.lengths) == 12 - 6
+    assert len(oracle.lengths) == 12 - 7
     assert np.array_equal(values, [each.sum() for each in X])
     assert len(path.read_text().splitlines()) == 13
+
+
+def test_a_function_that_raises_loses_none_of_its_answers(tmp_path):
+    asked = []
+
+    def breaks(X):
+        asked.append(X.tobytes())
+        if len(asked) == 100:
+            raise KeyboardInterrupt
+        return float(X.sum())
+
+    queries = np.random.default_rng(0).standard_normal((200, 3, 2))
+    for _ in range(2):
+        with Transcript(tmp_path / "kept.jsonl") as record:
+            session = QuerySession(FunctionOracle(breaks, 2), transcript=record)
+            try:
+                answers = session.ask(queries, Purpose.RECOVERY)
+            except KeyboardInterrupt:
+                continue
+    assert np.allclose(answers, queries.sum(axis=(1, 2)))
+    # Once each, and the one that was never answered again.
+    assert len(asked) == 201 and len(set(asked)) == 200
 
 
 def test_transcript_of_another_oracle_is_refused(tmp_path):

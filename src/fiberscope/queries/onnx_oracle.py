@@ -41,6 +41,8 @@ class OnnxOracle:
         If onnxruntime is missing, or the model has other inputs.
     """
 
+    one_at_a_time = True
+
     def __init__(
         self, path: Path, width: int | None = None, arithmetic: Arithmetic | None = None
     ) -> None:

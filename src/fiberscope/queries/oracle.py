@@ -143,6 +143,8 @@ class FunctionOracle:
         Default: the function's module and name.
     """
 
+    one_at_a_time = True
+
     def __init__(
         self,
         function: Callable[..., Any],

@@ -222,7 +222,10 @@ class QuerySession:
     ) -> None:
         """Ask for what is missing, in batches; each is kept as soon as it arrives."""
         items = list(missing.items())
-        pieces = [items[at : at + self.batch] for at in range(0, len(items), self.batch)]
+        # What is asked one by one anyway is kept one by one: an interruption then loses nothing.
+        single = self.transcript.path is not None and getattr(self.oracle, "one_at_a_time", False)
+        batch = 1 if single else self.batch
+        pieces = [items[at : at + batch] for at in range(0, len(items), batch)]
         self.refined += sum(self.transcript.knows(key, 0) for key in missing)
 
         def send(piece: list[tuple[bytes, int]]) -> Sequence[Any]:
