@@ -25,6 +25,7 @@ def test_heads_are_not_lost_where_weights_are_written(
     tmp_path: Path, config: dict[str, object], plain: Observable, with_head: Observable
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert open_model(tmp_path / "config.json").observable is plain
-    assert open_model(tmp_path / "config.json", prefer_head=True).observable is with_head
-    assert open_model(tmp_path / "config.json", "hidden", prefer_head=True).observable is Observable.HIDDEN
+    path = tmp_path / "config.json"
+    assert open_model(path).observable is plain
+    assert open_model(path, prefer_head=True).observable is with_head
+    assert open_model(path, "hidden", prefer_head=True).observable is Observable.HIDDEN
