@@ -146,6 +146,14 @@ def test_other_functions_are_no_relu_network(cli, name):
     assert json.loads(out)["outcome"] in ("not_of_this_form", "not_recovered")
 
 
+def test_fewer_heads_than_stated_are_noted(cli):
+    arguments = ("--oracle", "python:blackbox:head", "--width", "4", "--heads", "3", "--json")
+    code, out, _ = cli(*arguments)
+    plain = json.loads(out)
+    assert (code, plain["heads"]) == (0, 1)
+    assert any(note.startswith("3 heads were stated and 1 show") for note in plain["notes"])
+
+
 def test_more_heads_than_promised(cli, tmp_path):
     weights(tmp_path / "two.npz", heads=2)
     code, out, _ = cli("--oracle", "two.npz", "--heads", "1", "-o", "OUT.npz")
