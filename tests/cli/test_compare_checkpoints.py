@@ -108,7 +108,8 @@ def test_wrong_use(
 
 def adapter(path: Path, factors: dict[str, tuple[np.ndarray, np.ndarray]], alpha: int = 16) -> Path:
     path.mkdir()
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": alpha, "bias": "none"}
+    rank = len(next(iter(factors.values()))[0])
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none"}
     (path / "adapter_config.json").write_text(json.dumps(config))
     arrays = {}
     for name, (down, up) in factors.items():
@@ -154,3 +155,16 @@ def test_adapters_of_different_rank(capsys: pytest.CaptureFixture[str], tmp_path
     wide = (np.concatenate([down, np.zeros((2, 24))]), np.concatenate([up, up], axis=1))
     second = adapter(tmp_path / "second", {"q_proj": wide}, alpha=4)
     assert run(capsys, "compare", first, second)[0] == 0
+
+
+def test_an_adapter_whose_rank_contradicts_its_configuration(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(2)
+    factors = {"q_proj": (rng.standard_normal((2, 24)), rng.standard_normal((20, 2)))}
+    path = adapter(tmp_path / "first", factors)
+    config = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(json.dumps({**config, "r": 8}))
+    code, _, err = run(capsys, "compare", path, path)
+    assert code == 3
+    assert "rank 2" in err

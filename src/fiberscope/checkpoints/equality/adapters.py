@@ -89,6 +89,11 @@ def open_adapter(path: Path) -> Adapter:
             )
         if not (np.isfinite(factor).all() and np.isfinite(up[module]).all()):
             raise InputError(f"{path / WEIGHTS}: {module} has NaN or infinite values")
+        if config.get("r") not in (None, factor.shape[0]) and not config.get("rank_pattern"):
+            raise InputError(
+                f"{path / CONFIG}: 'r' is {config.get('r')!r}, but {module} has rank "
+                f"{factor.shape[0]}; correct one of them"
+            )
         scales[module] = _scale(config, module, factor.shape[0], path)
     return Adapter(path, down, up, scales, str(config.get("base_model_name_or_path", "")))
 

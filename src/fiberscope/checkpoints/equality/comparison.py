@@ -330,14 +330,16 @@ def check(
         observable,
     )
     condition = max((step.condition for step in witness.describe()), default=1.0)
-    if not kept.relative <= 1e-10 * max(1.0, condition):
+    # Outputs that do not vary have no size to compare with.
+    change = kept.relative if kept.scale > 0 else kept.largest
+    if not change <= 1e-10 * max(1.0, condition):
         return (
             "the witness, re-applied, changes the outputs of the first model by "
-            f"{kept.relative:.1e} of their size, so it is not trusted",
+            f"{change:.1e} of their size, so it is not trusted",
             (),
         )
     missed = _missed(witness, found, first, second, a, b, moved, condition)
-    remark = f"the witness re-applied keeps the outputs to {kept.relative:.1e}"
+    remark = f"the witness re-applied keeps the outputs to {change:.1e}"
     if missed:
         names = ", ".join(missed[:3]) + (", ..." if len(missed) > 3 else "")
         remark += (

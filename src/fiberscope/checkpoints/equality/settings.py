@@ -86,7 +86,8 @@ def _differences(a: Any, b: Any, where: str) -> Iterator[str]:
         return
     if isinstance(a, tuple):
         if len(a) != len(b):
-            yield f"{where}: {len(a)} and {len(b)} of them"
+            what = "the depths differ" if where.endswith(" steps") else where
+            yield f"{what}: {len(a)} and {len(b)} of them"
             return
         for one, other in zip(a, b, strict=True):
             yield from _differences(one, other, where)
