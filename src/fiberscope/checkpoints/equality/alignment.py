@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fiberscope.checkpoints.architecture.program import Activation, Attention, Mlp
-from fiberscope.checkpoints.equality.folded import FoldedMlp, FoldedModel, Vectors
+from fiberscope.checkpoints.equality.folded import FoldedModel
+from fiberscope.checkpoints.equality.folded_parts import FoldedMlp, Vectors
 from fiberscope.checkpoints.equality.frame import Frame, candidates, is_centred_wiring
 from fiberscope.checkpoints.equality.heads import HeadMatch, carried, match_heads
 from fiberscope.checkpoints.equality.neurons import (

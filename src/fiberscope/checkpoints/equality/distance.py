@@ -18,15 +18,11 @@ from numpy.typing import NDArray
 from fiberscope.checkpoints.architecture.program import Activation, Attention
 from fiberscope.checkpoints.canonical.balancing import balance
 from fiberscope.checkpoints.equality.alignment import Alignment, blocks_of
-from fiberscope.checkpoints.equality.folded import FoldedAttention, FoldedMlp, FoldedModel
-from fiberscope.checkpoints.equality.heads import (
-    blocks,
-    carried,
-    reordered,
-    silenced,
-    with_constant,
-)
+from fiberscope.checkpoints.equality.folded import FoldedModel
+from fiberscope.checkpoints.equality.folded_parts import FoldedAttention, FoldedMlp
+from fiberscope.checkpoints.equality.heads import blocks, carried
 from fiberscope.checkpoints.equality.neurons import carried_mlp, chosen
+from fiberscope.checkpoints.equality.silence import reordered, silenced, with_constant
 
 Array = NDArray[np.float64]
 SEED = 20260930

@@ -9,7 +9,8 @@ import numpy as np
 
 from fiberscope.checkpoints.architecture.program import NormKind
 from fiberscope.checkpoints.equality.alignment import Alignment, align
-from fiberscope.checkpoints.equality.folded import FoldedModel, T, Vectors
+from fiberscope.checkpoints.equality.folded import FoldedModel, T
+from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.statistic import statistic
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger import Ledger

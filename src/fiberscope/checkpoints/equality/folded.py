@@ -10,8 +10,8 @@ by, so zero gains need no special case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -24,10 +24,16 @@ from fiberscope.checkpoints.architecture.program import (
     Norm,
     NormKind,
     Observable,
-    Rotary,
 )
+from fiberscope.checkpoints.equality.folded_parts import FoldedAttention, FoldedMlp, Vectors
 from fiberscope.checkpoints.equality.noisy import Noisy, joined
-from fiberscope.checkpoints.equality.rows import Rows, pieces
+from fiberscope.checkpoints.equality.rotary_order import (
+    ordered_rotary,
+    other_layout,
+    plane_order,
+    score_scale,
+)
+from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free, unrotated_index
 from fiberscope.checkpoints.ledger.rules.discrete import sharing_positions
@@ -35,82 +41,6 @@ from fiberscope.checkpoints.ledger.wiring import Point, Reader, Role, Segment
 from fiberscope.parameters import View
 
 T = TypeVar("T", Noisy, Rows)
-
-
-@dataclass
-class FoldedAttention:
-    """Heads in neutral form.
-
-    Attributes
-    ----------
-    query, query_constant
-        Shapes ``(G, m, r, d)`` and ``(G, m, r)``.
-    key, key_constant
-        Shapes ``(G, r, d)`` and ``(G, r)``; constants of rows without position are dropped.
-    value, output
-        Shapes ``(G, s, d)`` and ``(G, m, s, d)``.
-    query_gain, key_gain
-        Gains of the norms of queries and keys, shape ``(r,)``.
-    table
-        Position table with its mean over buckets removed, shape ``(G, m, buckets)``.
-    """
-
-    attention: Attention
-    query: Noisy
-    key: Noisy
-    value: Noisy
-    output: Noisy
-    query_constant: Noisy | None = None
-    key_constant: Noisy | None = None
-    query_gain: Noisy | None = None
-    key_gain: Noisy | None = None
-    table: Noisy | None = None
-
-
-@dataclass
-class FoldedMlp:
-    """Neurons in neutral form: up and gate ``(f, d)``, constants ``(f,)``, down ``(f, d)``."""
-
-    label: str
-    layer: int | None
-    mlp: Mlp | None
-    up: Noisy
-    down: Noisy
-    up_constant: Noisy | None = None
-    gate: Noisy | None = None
-    gate_constant: Noisy | None = None
-
-
-@dataclass
-class Vectors:
-    """Vectors along the stream that only the frame moves: shape ``(count, d)``.
-
-    ``kind`` says how signs act: ``"vector"``, ``"gain"`` (keeps its sign) or ``"signed gain"``
-    (the gain of a norm in front of a tied table, which takes the stream's sign back). An
-    ``untouched`` table holds the stored numbers themselves, so that renaming is exact.
-    """
-
-    label: str
-    rows: Noisy | Rows
-    kind: str = "vector"
-    untouched: bool = False
-    centred: bool = False
-
-    @property
-    def array(self) -> Noisy:
-        """All of them at once."""
-        return self.rows.whole() if isinstance(self.rows, Rows) else self.rows
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape ``(count, d)``."""
-        return self.rows.shape
-
-    def parts(self) -> Iterator[Noisy]:
-        """A few at a time."""
-        for piece in pieces(self.shape):
-            yield self.rows.part(piece)
-
 
 Shifts = dict[str, list[tuple[View, Noisy]]]
 """Constants added to the rows of some views of a tensor."""
@@ -470,50 +400,6 @@ class FoldedModel:
         whole = rows.array
         down = Noisy(np.ascontiguousarray(whole.value.T), whole.variance.T)
         return FoldedMlp(head.dense.label, None, None, up, down, constant)
-
-
-def score_scale(attention: Attention) -> float:
-    """What scores are multiplied by."""
-    given = attention.score_scale
-    return attention.key_width**-0.5 if given is None else given
-
-
-def plane_order(attention: Attention) -> NDArray[np.int64]:
-    """Rows of queries and keys, plane after plane by frequency, then the rows without position.
-
-    In this order half-split and interleaved layouts of one attention look alike.
-    """
-    if attention.rotary is None:
-        return np.arange(attention.key_width)
-    planes = attention.rotary.planes
-    frequencies = np.array(attention.rotary.frequencies)
-    rows: list[int] = []
-    for number in np.argsort(-np.abs(frequencies), kind="stable"):
-        first, second = planes[number]
-        rows += [first, second] if frequencies[number] > 0 else [second, first]
-    rest = [row for row in range(attention.key_width) if row not in set(rows)]
-    return np.array(rows + rest, dtype=np.int64)
-
-
-def other_layout(rotary: Rotary) -> Rotary:
-    """The same frequencies on the pairs of the other layout: half-split or interleaved."""
-    count = len(rotary.planes)
-    first = min(min(plane) for plane in rotary.planes)
-    if rotary.interleaved:
-        planes = tuple((first + j, first + j + count) for j in range(count))
-    else:
-        planes = tuple((first + 2 * j, first + 2 * j + 1) for j in range(count))
-    return replace(rotary, planes=planes, interleaved=not rotary.interleaved)
-
-
-def ordered_rotary(attention: Attention) -> Rotary | None:
-    """The rotary encoding after :func:`plane_order`."""
-    rotary = attention.rotary
-    if rotary is None:
-        return None
-    frequencies = tuple(sorted((abs(f) for f in rotary.frequencies), reverse=True))
-    planes = tuple((2 * number, 2 * number + 1) for number in range(len(frequencies)))
-    return replace(rotary, planes=planes, frequencies=frequencies, interleaved=True)
 
 
 def _shift(shifts: Shifts, view: View, by: Noisy) -> None:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from fiberscope.checkpoints.architecture.program import NormKind
-from fiberscope.checkpoints.equality.folded import FoldedModel, Vectors
+from fiberscope.checkpoints.equality.folded import FoldedModel
+from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.noisy import Array, Noisy, along_axis
 from fiberscope.checkpoints.ledger import Ledger
 from fiberscope.checkpoints.ledger.rules.discrete import COORDINATE_PERMUTATION, COORDINATE_SIGNS

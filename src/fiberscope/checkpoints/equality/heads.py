@@ -9,23 +9,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from fiberscope.checkpoints.architecture.program import Attention
 from fiberscope.checkpoints.equality.factors import BasisChange, fit_basis, weighed_columns
-from fiberscope.checkpoints.equality.folded import FoldedAttention
+from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
 from fiberscope.checkpoints.equality.frame import Frame
-from fiberscope.checkpoints.equality.noisy import Array, Noisy, joined, whitened
+from fiberscope.checkpoints.equality.head_assignment import assign_heads
+from fiberscope.checkpoints.equality.noisy import Array, Noisy
 from fiberscope.checkpoints.equality.normalised_heads import (
-    energies,
     turned_to,
     with_positive_gains,
+)
+from fiberscope.checkpoints.equality.silence import (
+    hides_silence,
+    reordered,
+    silenced,
+    with_constant,
+    without_silent_groups,
 )
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 
-SKETCH = 16
-"""Random columns with which circuits are compared before their bases are known."""
 VACUOUS = 0.1
 """Relative uncertainty of a circuit's product above which agreement would say nothing."""
 
@@ -80,7 +84,7 @@ def carried(folded: FoldedAttention, frame: Frame) -> FoldedAttention:
 def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> HeadMatch:
     """Match the heads of one layer (``a`` already in the frame of ``b``) and measure the rest."""
     label = b.attention.label
-    if _hidden(a, b):
+    if hides_silence(a, b):
         none = np.zeros(0, dtype=np.int64)
         reason = f"{label}: the storage rounding hides whether some heads are silent"
         return HeadMatch(label, none, none, None, np.zeros(0), reason=reason)
@@ -97,7 +101,7 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
         return HeadMatch(
             label, np.zeros(0, np.int64), np.zeros((0, 0), np.int64), None, np.zeros(0)
         )
-    groups, heads = _assign(a, b)
+    groups, heads = assign_heads(a, b)
     a = reordered(a, groups, heads)
     if b.query_gain is not None:
         a = turned_to(a, b)
@@ -113,189 +117,6 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
     if b.table is not None and a.table is not None:
         found.statistics.append(statistic(f"{label} position table", b.table, a.table))
     return found
-
-
-# --- who is whose ---------------------------------------------------------------------------
-
-
-def _assign(a: FoldedAttention, b: FoldedAttention) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Assignment by bilinear sketches: inside each pair of groups, then of the groups."""
-    count, inside = b.query.shape[:2]
-    if count == 1 and inside == 1:
-        return np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
-    x, y = whitened(_sketches(a), _sketches(b))
-    square = (x**2).sum(-1)[None] + (y**2).sum(-1)[:, None]
-    flat = np.maximum(square - 2 * y @ x.T, 0.0)
-    cost = flat.reshape(count, inside, count, inside).transpose(0, 2, 1, 3)
-    # (group of b, group of a, head of b, head of a)
-    fixed = a.table is not None
-    chosen = np.zeros((count, count, inside), dtype=np.int64)
-    total = np.zeros((count, count))
-    for g in range(count):
-        for h in range(count):
-            if inside == 1 or fixed:
-                columns = np.arange(inside)
-            else:
-                _, columns = linear_sum_assignment(cost[g, h])
-            chosen[g, h] = columns
-            total[g, h] = cost[g, h, np.arange(inside), columns].sum()
-    _, groups = linear_sum_assignment(total)
-    return groups, chosen[np.arange(count), groups]
-
-
-def _sketches(f: FoldedAttention) -> list[Noisy]:
-    """Invariants of every head, parts of shape ``(G m, features)``; dead heads are near zero."""
-    rng = np.random.default_rng(20260930)
-    count, inside, _, width = f.query.shape
-    stream = rng.standard_normal((3, SKETCH, width))
-    query, key = f.query.turned(stream[0], -1), f.key.turned(stream[1], -1)
-    query, key = with_constant(query, f.query_constant), with_constant(key, f.key_constant)
-    key = _repeated(key, inside)
-    parts = []
-    if f.query_gain is None:
-        rotary, rest = f.attention.rotary, unrotated_index(f.attention)
-        if len(rest):
-            parts.append(_contracted(query.part(np.s_[:, :, rest]), key.part(np.s_[:, :, rest])))
-        if rotary is not None:
-            planes = np.array(rotary.planes)
-            sign = np.where(np.array(rotary.frequencies) < 0, -1.0, 1.0)[:, None]
-            weight = rng.standard_normal(len(planes))[:, None]
-            q = [query.part(np.s_[:, :, planes[:, i]]) for i in range(2)]
-            k = [key.part(np.s_[:, :, planes[:, i]]) for i in range(2)]
-            q = [q[0].scaled(weight), q[1].scaled(weight * sign)]
-            k[1] = k[1].scaled(sign)
-            # Real and imaginary part of sum conj(q) k.
-            parts.append(_contracted(q[0], k[0]) + _contracted(q[1], k[1]))
-            parts.append(_contracted(q[0], k[1]) + _contracted(q[1], k[0]).scaled(-1.0))
-    else:
-        # Behind norms of their own only signs and turns of planes act on queries and keys.
-        mixed = rng.standard_normal(f.query.shape[2])
-        parts += [energies(f, query, mixed), energies(f, key, mixed)]
-    value, output = f.value.turned(stream[2], -1), f.output.turned(stream[0], -1)
-    parts.append(_contracted(output, _repeated(value, inside)))
-    if f.table is not None:
-        parts.append(f.table)
-    return [part.reshaped(count * inside, -1) for part in parts]
-
-
-def _repeated(noisy: Noisy, inside: int) -> Noisy:
-    """A group's array once for each of its heads: ``(G, r, n) -> (G, m, r, n)``."""
-    shape = (noisy.shape[0], inside, *noisy.shape[1:])
-    return Noisy(
-        np.broadcast_to(noisy.value[:, None], shape),
-        np.broadcast_to(noisy.variance[:, None], shape),
-    )
-
-
-def _contracted(first: Noisy, second: Noisy) -> Noisy:
-    """Sum over the rows of two factors: ``(G, m, r, i), (G, m, r, j) -> (G, m, i, j)``."""
-    left, right = first.value.swapaxes(-1, -2), second.value
-    spread = left**2 @ second.variance + first.variance.swapaxes(-1, -2) @ right**2
-    return Noisy(left @ right, spread)
-
-
-def reordered(
-    f: FoldedAttention, groups: NDArray[np.int64], heads: NDArray[np.int64]
-) -> FoldedAttention:
-    """The same heads in another order: groups ``(G,)``, and query heads of each ``(G, m)``."""
-    pick = (groups[:, None], heads)
-
-    def inner(noisy: Noisy | None) -> Noisy | None:
-        return None if noisy is None else noisy.part(pick)
-
-    def outer(noisy: Noisy | None) -> Noisy | None:
-        return None if noisy is None else noisy.part(groups)
-
-    query, output = inner(f.query), inner(f.output)
-    key, value = outer(f.key), outer(f.value)
-    assert query is not None and output is not None and key is not None and value is not None
-    return FoldedAttention(
-        f.attention,
-        query,
-        key,
-        value,
-        output,
-        inner(f.query_constant),
-        outer(f.key_constant),
-        f.query_gain,
-        f.key_gain,
-        inner(f.table),
-    )
-
-
-def silenced(f: FoldedAttention) -> FoldedAttention:
-    """Zero what cannot matter: a head that adds nothing, and the partner of a zero query or key.
-
-    Zero as far as rounding tells. Constant values are part of the step's constant already.
-    """
-    query, key, value, output = f.query, f.key, f.value, f.output
-    q0, k0 = f.query_constant, f.key_constant
-    adds, asks, offers = _live(f)
-    if asks.all() and adds.all():
-        return f
-
-    def keep(noisy: Noisy, live: NDArray[np.bool_]) -> Noisy:
-        mask = live.reshape(*live.shape, *([1] * (len(noisy.shape) - live.ndim)))
-        return Noisy(np.where(mask, noisy.value, 0.0), np.where(mask, noisy.variance, 0.0))
-
-    return FoldedAttention(
-        f.attention,
-        keep(query, asks),
-        keep(key, offers),
-        keep(value, np.asarray(adds.any(axis=1))),
-        keep(output, adds),
-        None if q0 is None else keep(q0, asks),
-        None if k0 is None else keep(k0, offers),
-        f.query_gain,
-        f.key_gain,
-        None if f.table is None else keep(f.table, adds),
-    )
-
-
-Masks = tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]
-
-
-def _live(f: FoldedAttention, *, exactly: bool = False) -> Masks:
-    """Heads that add something ``(G, m)``, whose queries and whose keys ``(G,)`` matter."""
-
-    def some_row(noisy: Noisy) -> NDArray[np.bool_]:
-        if exactly:
-            return np.asarray(noisy.value.any(axis=(-1, -2)))
-        return _some_row(noisy)
-
-    adds = some_row(f.output) & some_row(f.value)[:, None]
-    asks = some_row(with_constant(f.query, f.query_constant)) & adds
-    offers = some_row(with_constant(f.key, f.key_constant)) & np.asarray(asks.any(axis=1))
-    return adds, asks & offers[:, None], offers
-
-
-def _hidden(a: FoldedAttention, b: FoldedAttention) -> bool:
-    """Whether only rounding makes heads silent in one model that speak in the other."""
-    counts = [[int(mask.sum()) for mask in _live(f)] for f in (a, b)]
-    exact = [[int(mask.sum()) for mask in _live(f, exactly=True)] for f in (a, b)]
-    return counts[0] != counts[1] and counts != exact
-
-
-def _some_row(noisy: Noisy) -> NDArray[np.bool_]:
-    """Whether some row of every factor is not zero."""
-    return np.asarray((~noisy.is_faint).any(axis=-1))
-
-
-def without_silent_groups(f: FoldedAttention) -> FoldedAttention:
-    """Leave out groups that add nothing, for models with different numbers of them."""
-    live = np.flatnonzero(silenced(f).output.value.any(axis=(1, 2, 3)))
-    heads = np.broadcast_to(np.arange(f.query.shape[1]), (len(live), f.query.shape[1]))
-    return reordered(f, live, heads)
-
-
-# --- circuits -------------------------------------------------------------------------------
-
-
-def with_constant(rows: Noisy, constant: Noisy | None) -> Noisy:
-    """Rows with their constant as one more entry."""
-    if constant is None:
-        return rows
-    return joined([rows, constant.reshaped(*constant.shape, 1)], -1)
 
 
 def blocks(attention: Attention) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64] | None]]:

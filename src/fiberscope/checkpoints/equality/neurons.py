@@ -11,10 +11,11 @@ from scipy.spatial import cKDTree
 
 from fiberscope.checkpoints.architecture.program import Activation
 from fiberscope.checkpoints.equality.factors import fit_basis, weighed_columns
-from fiberscope.checkpoints.equality.folded import FoldedMlp
+from fiberscope.checkpoints.equality.folded_parts import FoldedMlp
 from fiberscope.checkpoints.equality.frame import Frame
-from fiberscope.checkpoints.equality.heads import VACUOUS, with_constant
+from fiberscope.checkpoints.equality.heads import VACUOUS
 from fiberscope.checkpoints.equality.noisy import FAINT, Array, Noisy, joined, whitened
+from fiberscope.checkpoints.equality.silence import with_constant
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 
 SKETCH = 16

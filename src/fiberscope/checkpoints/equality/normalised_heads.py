@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.folded import FoldedAttention
+from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
 from fiberscope.checkpoints.equality.noisy import Array, Noisy
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from fiberscope.checkpoints.architecture.program import Architecture, Attention, Mlp, Rotary
-from fiberscope.checkpoints.equality.folded import ordered_rotary
+from fiberscope.checkpoints.equality.rotary_order import ordered_rotary
 from fiberscope.parameters import View
 
 # What says nothing about the function: names, storage, and what is compared by its numbers.

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from fiberscope.checkpoints.architecture.program import Activation, Architecture, Observable
 from fiberscope.checkpoints.canonical.sections import coordinate, in_order, step_to
 from fiberscope.checkpoints.equality.alignment import Alignment
-from fiberscope.checkpoints.equality.folded import plane_order
 from fiberscope.checkpoints.equality.frame import is_centred_wiring
+from fiberscope.checkpoints.equality.rotary_order import plane_order
 from fiberscope.checkpoints.ledger.rules import discrete, heads, mlp, stream
 from fiberscope.checkpoints.ledger.rules.constants import INPUT_DIRECTION, NORM_BIAS
 from fiberscope.checkpoints.moves.catalogue import Catalogue, Key, Step

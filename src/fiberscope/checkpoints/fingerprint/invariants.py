@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Activation, Attention, NormKind, Observable
-from fiberscope.checkpoints.equality.folded import FoldedAttention, FoldedMlp, FoldedModel, Vectors
+from fiberscope.checkpoints.equality.folded import FoldedModel
+from fiberscope.checkpoints.equality.folded_parts import FoldedAttention, FoldedMlp, Vectors
 from fiberscope.checkpoints.equality.noisy import Noisy
 from fiberscope.parameters import View
 
