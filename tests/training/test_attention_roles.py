@@ -8,7 +8,11 @@ from fiberscope.errors import InputError
 from fiberscope.training import AttentionRoles, SymmetryMonitor
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+# The gradients of these tests are drawn at random, not those of a loss.
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:the gradient of step"),
+]
 
 
 def encoder_layer(**changes):

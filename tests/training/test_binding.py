@@ -10,7 +10,11 @@ from tests.training.toys import NAMES, dense_basis, drawn_up, listed_tangents, s
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.torch
+# The gradients of these tests are drawn at random, not those of a loss.
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:the gradient of step"),
+]
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)

@@ -403,6 +403,7 @@ def test_what_cannot_be_measured_is_refused():
     refused("no step hooks", gpt2(), object())
 
 
+@pytest.mark.filterwarnings("ignore:the gradient of step")
 def test_master_weights_stand_for_half_precision():
     model = gpt2(torch.bfloat16)
     masters = {name: torch.nn.Parameter(p.detach().float()) for name, p in model.named_parameters()}
