@@ -225,3 +225,21 @@ def test_signs_and_quarter_turns_of_normalised_queries_and_keys() -> None:
         gain.write(copy, values)
     same(model, source, copy)
     same(model, source, moved(model, copy, 7))
+
+
+@pytest.mark.parametrize("role", ["value", "up"])
+def test_weights_that_storage_flushes_to_zero_are_not_different(role: str) -> None:
+    """The copy is the rounding of the first model, but too little is left of it to say SAME."""
+    model = laid_out(toys.llama(num_attention_heads=2, num_key_value_heads=2))
+    wiring = wire(model, model.default_observable)
+    block = wiring.attentions[0] if role == "value" else wiring.mlps[0]
+    source = drawn(model, 1)
+    view = getattr(block, role)
+    array = view.read(source)
+    array[0] *= 1e-9
+    view.write(source, array)
+    copy = stored(source, "float16")
+    assert not view.read(copy)[0].any()
+    for first, second in ((source, copy), (copy, source)):
+        found = compared(model, first, second)
+        assert found.outcome is not Outcome.DIFFERENT, found.reason

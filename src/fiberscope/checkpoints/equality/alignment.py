@@ -12,9 +12,9 @@ from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.folded_parts import FoldedMlp, Vectors
 from fiberscope.checkpoints.equality.frame import Frame, candidates, is_centred_wiring
 from fiberscope.checkpoints.equality.heads import HeadMatch, carried, match_heads
+from fiberscope.checkpoints.equality.neuron_assignment import Scales
 from fiberscope.checkpoints.equality.neurons import (
     NeuronMatch,
-    Scales,
     carried_mlp,
     match_neurons,
     scales_of,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from scipy.spatial import cKDTree
 
 from fiberscope.checkpoints.architecture.program import Activation
@@ -14,17 +13,15 @@ from fiberscope.checkpoints.equality.factors import fit_basis, weighed_columns
 from fiberscope.checkpoints.equality.folded_parts import FoldedMlp
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.heads import VACUOUS
-from fiberscope.checkpoints.equality.noisy import FAINT, Array, Noisy, joined, whitened
+from fiberscope.checkpoints.equality.neuron_assignment import Scales, assign_neurons, sizes
+from fiberscope.checkpoints.equality.noisy import FAINT, Array, Noisy, joined
 from fiberscope.checkpoints.equality.silence import with_constant
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 
-SKETCH = 16
 REACH = 6.0
 """Standard deviations within which two arguments count as equal."""
 ENTRIES = 1 << 17
 """Entries of a matrix of neurons that are fitted at a time."""
-LARGEST_ASSIGNMENT = 6000
-"""Neurons that an optimal assignment is asked to sort out when neighbours are not unique."""
 
 
 @dataclass
@@ -71,16 +68,6 @@ def carried_mlp(folded: FoldedMlp, frame: Frame, *, down_moves: bool = True) -> 
     )
 
 
-@dataclass(frozen=True)
-class Scales:
-    """Which rescalings a layer allows: of up against down, and of the activation's argument."""
-
-    gated: bool
-    homogeneous: bool
-    power: int
-    odd: bool
-
-
 def scales_of(folded: FoldedMlp, activation: Activation, name: str, free: bool) -> Scales:
     """Rescalings of a layer; ``free`` is False where a norm behind it forbids them."""
     return Scales(
@@ -94,7 +81,9 @@ def scales_of(folded: FoldedMlp, activation: Activation, name: str, free: bool) 
 def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) -> NeuronMatch:
     """Match the neurons of one layer (``a`` already in the frame of ``b``) and measure the rest."""
     live_a, live_b = _live(a), _live(b)
-    if live_a.sum() != live_b.sum() and (_hidden(a, live_a) or _hidden(b, live_b)):
+    if live_a.sum() != live_b.sum() and (
+        _hidden(a, live_a) or _hidden(b, live_b) or _flushed(a, b) or _flushed(b, a)
+    ):
         hidden = f"{b.label}: the storage rounding hides whether some neurons are dead"
         return NeuronMatch(b.label, np.zeros(0, np.int64), np.ones(0), np.ones(0), reason=hidden)
     found = NeuronMatch(
@@ -110,7 +99,7 @@ def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) 
         return found
     if not y.up.shape[0]:
         return found
-    order = _assign(x, y, scales)
+    order = assign_neurons(x, y, scales)
     up_scale, gate_scale, parts = _fit_in_parts(x, y, order, scales, rotated, b.label)
     whole = together(f"{b.label} neurons", parts)
     found.uncertainty = max(_uncertainty(x), _uncertainty(y))
@@ -141,16 +130,8 @@ def _live(f: FoldedMlp) -> NDArray[np.bool_]:
 
 def _is_faint(rows: Noisy, constant: Noisy | None) -> NDArray[np.bool_]:
     """:attr:`Noisy.is_faint` of the rows with their constants."""
-    size, spread = _sizes(rows, constant)
+    size, spread = sizes(rows, constant)
     return np.asarray(size <= FAINT**2 * spread)
-
-
-def _sizes(rows: Noisy, constant: Noisy | None) -> tuple[Array, Array]:
-    """Squared norms and summed variances of the rows with their constants."""
-    size, spread = rows.size, rows.variance.sum(axis=-1)
-    if constant is None:
-        return size, spread
-    return size + np.square(constant.value), spread + constant.variance
 
 
 def _hidden(f: FoldedMlp, live: NDArray[np.bool_]) -> bool:
@@ -164,6 +145,20 @@ def _hidden(f: FoldedMlp, live: NDArray[np.bool_]) -> bool:
     for noisy in rows:
         shown &= np.asarray(noisy.value[dead].any(axis=1))
     return bool(shown.any())
+
+
+def _flushed(a: FoldedMlp, b: FoldedMlp) -> bool:
+    """Whether a vector that is zero in ``a`` may be one of ``b``, too small for its storage."""
+    for zero, other in ((a.up, b.up), (a.down, b.down), (a.gate, b.gate)):
+        if zero is None or other is None:
+            continue
+        dead = ~zero.value.any(axis=1)
+        if dead.any():
+            spread = FAINT**2 * zero.variance[dead].sum(axis=1).max()
+            size = np.square(other.value).sum(axis=1)
+            if ((size > 0) & (size <= spread)).any():
+                return True
+    return False
 
 
 def chosen(f: FoldedMlp, index: NDArray[np.int64]) -> FoldedMlp:
@@ -186,83 +181,13 @@ def chosen(f: FoldedMlp, index: NDArray[np.int64]) -> FoldedMlp:
     )
 
 
-def _assign(a: FoldedMlp, b: FoldedMlp, scales: Scales) -> NDArray[np.int64]:
-    """Neuron of ``a`` for every neuron of ``b``: nearest neighbours, or the best assignment."""
-    x, y = _signatures(a, scales), _signatures(b, scales)
-    first, second = whitened(x, y)
-    _, nearest = cKDTree(first).query(second)
-    order = np.asarray(nearest, dtype=np.int64)
-    counts = np.bincount(order, minlength=len(first))
-    clash = np.flatnonzero(counts[order] != 1)
-    if not len(clash):
-        return order
-    free = np.flatnonzero(counts != 1)
-    if len(clash) > LARGEST_ASSIGNMENT:
-        order[clash] = free
-        return order
-    square = (second[clash] ** 2).sum(1)[:, None] + (first[free] ** 2).sum(1)[None]
-    cost = np.maximum(square - 2 * second[clash] @ first[free].T, 0.0)
-    rows, columns = linear_sum_assignment(cost)
-    order[clash[rows]] = free[columns]
-    return order
-
-
-def _signatures(f: FoldedMlp, scales: Scales) -> list[Noisy]:
-    """Numbers of every neuron that its rescalings leave alone."""
-    rng = np.random.default_rng(20260930)
-
-    def sketch(rows: Noisy, constant: Noisy | None, columns: int) -> Noisy:
-        # The same columns for every layer of one width, whatever its number of neurons.
-        width = rows.shape[1]
-        matrix = rng.standard_normal((columns, width + (constant is not None)))
-        seen = rows.turned(matrix[:, :width], -1)
-        if constant is None:
-            return seen
-        return seen + constant.reshaped(-1, 1).scaled(matrix[:, width])
-
-    if f.gate is not None:
-        gate = sketch(f.gate, f.gate_constant, SKETCH)
-        weight, gate = _argument(f.gate, f.gate_constant, gate, scales)
-        up, down = sketch(f.up, f.up_constant, 4), sketch(f.down, None, 4)
-        return [gate, _products(up, down.scaled(weight))]
-    up, down = sketch(f.up, f.up_constant, SKETCH), sketch(f.down, None, SKETCH)
-    if scales.odd:
-        products = _products(up.part(np.s_[:, :4]), down.part(np.s_[:, :4]))
-        return [_size(up), _size(down), products]
-    weight, up = _argument(f.up, f.up_constant, up, scales)
-    return [up, down.scaled(weight)]
-
-
-def _products(first: Noisy, second: Noisy) -> Noisy:
-    """All products of the entries of two vectors, neuron by neuron."""
-    count = len(first.value)
-    left, right = first.reshaped(count, -1, 1), second.reshaped(count, 1, -1)
-    return left.times(right).reshaped(count, -1)
-
-
-def _size(noisy: Noisy) -> Noisy:
-    return Noisy(np.abs(noisy.value), noisy.variance)
-
-
 def _uncertainty(f: FoldedMlp) -> float:
     argument, constant = (f.up, f.up_constant) if f.gate is None else (f.gate, f.gate_constant)
     worst = 0.0
-    for size, spread in (_sizes(argument, constant), _sizes(f.down, None)):
+    for size, spread in (sizes(argument, constant), sizes(f.down, None)):
         share = spread / np.where(size > 0, size, np.inf)
         worst = max(worst, float(np.sqrt(share.max(initial=0.0))))
     return worst
-
-
-def _argument(
-    rows: Noisy, constant: Noisy | None, sketch: Noisy, scales: Scales
-) -> tuple[Array, Noisy]:
-    """The argument's size, where the activation passes it on, and its sketch without it."""
-    if scales.odd:
-        return np.ones((len(rows.value), 1)), _size(sketch)
-    if not scales.homogeneous:
-        return np.ones((len(rows.value), 1)), sketch
-    size = np.sqrt(_sizes(rows, constant)[0])[:, None]
-    return size**scales.power, sketch.scaled(1.0 / size)
 
 
 def _fit_in_parts(

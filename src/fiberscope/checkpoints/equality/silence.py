@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
-from fiberscope.checkpoints.equality.noisy import Noisy, joined
+from fiberscope.checkpoints.equality.noisy import FAINT, Noisy, joined
 
 
 def with_constant(rows: Noisy, constant: Noisy | None) -> Noisy:
@@ -94,8 +94,28 @@ def _live(f: FoldedAttention, *, exactly: bool = False) -> Masks:
 def hides_silence(a: FoldedAttention, b: FoldedAttention) -> bool:
     """Whether only rounding makes heads silent in one model that speak in the other."""
     counts = [[int(mask.sum()) for mask in _live(f)] for f in (a, b)]
+    if counts[0] == counts[1]:
+        return False
     exact = [[int(mask.sum()) for mask in _live(f, exactly=True)] for f in (a, b)]
-    return counts[0] != counts[1] and counts != exact
+    return counts != exact or _flushed(a, b) or _flushed(b, a)
+
+
+def _flushed(a: FoldedAttention, b: FoldedAttention) -> bool:
+    """Whether a factor that is zero in ``a`` may be one of ``b``, too small for ``a``'s storage."""
+    for zero, other in (
+        (a.value, b.value),
+        (a.output, b.output),
+        (a.query, b.query),
+        (a.key, b.key),
+    ):
+        silent = ~zero.value.reshape(len(zero.value), -1).any(axis=1)
+        if not silent.any():
+            continue
+        spread = zero.variance.reshape(len(zero.value), -1).sum(axis=1)[silent].max()
+        size = np.square(other.value).reshape(len(other.value), -1).sum(axis=1)
+        if ((size > 0) & (size <= FAINT**2 * spread)).any():
+            return True
+    return False
 
 
 def _some_row(noisy: Noisy) -> NDArray[np.bool_]:
