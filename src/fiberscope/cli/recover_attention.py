@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,7 @@ def command(
     codes: 0 recovered and checked on fresh queries, 1 not of this form, 2 not recovered, 3 bad
     input.
     """
+    from fiberscope.queries.interruption import Interruption
     from fiberscope.queries.loading import load_oracle
     from fiberscope.queries.recover import (
         Request,
@@ -108,7 +110,7 @@ def command(
     if out is not None:
         check_new_file(out, overwrite)
     oracle = load_oracle(source, width, None if arithmetic is None else Arithmetic(arithmetic))
-    with Transcript(transcript) as record, progress() as tick:
+    with Transcript(transcript) as record, progress() as tick, Interruption(_say) as stop:
 
         def report(queries: int, purpose: Purpose) -> None:
             if tick is not None:
@@ -122,6 +124,7 @@ def command(
             batch=batch,
             workers=workers,
             progress=report,
+            interruption=stop,
         )
         try:
             if relu:
@@ -157,6 +160,11 @@ def command(
     else:
         _print(plain, out)
     return 0
+
+
+def _say(sentence: str) -> None:
+    # A signal handler must not enter a stream that is being written.
+    os.write(2, f"fiberscope: {sentence}\n".encode("ascii"))
 
 
 def _head(source: str, session: QuerySession, seed: int | None = None) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class HttpOracle:
         Seconds before the second attempt; doubled for each one after that.
     """
 
+    remote = True
+
     def __init__(
         self, address: str, arithmetic: Arithmetic | None = None, pause: float = 1.0
     ) -> None:

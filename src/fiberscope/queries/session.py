@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -12,9 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
+from fiberscope.queries.interruption import Interruption
 from fiberscope.queries.oracle import BALL_BITS, Arithmetic, Oracle, float_answer
 from fiberscope.queries.refusals import NotRecoveredError
 from fiberscope.queries.transcript import Transcript, query_key
+
+Piece = list[tuple[bytes, int]]
+"""Keys and places of the sequences handed to the oracle together."""
+
+FIRST_REQUEST, SHORT, LONG = 32, 0.3, 1.5
+"""Sequences of the first request to an endpoint whose answers are kept in a file; requests double
+below the first number of seconds and are halved above the second, so that little is under way."""
 
 
 class Purpose(Enum):
@@ -65,6 +76,8 @@ class QuerySession:
         Called with (queries so far, purpose) after every batch.
     token_bound
         Largest 2-norm of a token that may be sent.
+    interruption
+        Heeds signals: what is under way is kept before the run stops.
 
     Attributes
     ----------
@@ -90,6 +103,7 @@ class QuerySession:
         workers: int = 1,
         progress: Callable[[int, Purpose], None] | None = None,
         token_bound: float | None = None,
+        interruption: Interruption | None = None,
     ) -> None:
         self.oracle, self.width, self.arithmetic = oracle, oracle.width, oracle.arithmetic
         self.max_queries, self.batch, self.workers = max_queries, max(1, batch), max(1, workers)
@@ -98,6 +112,8 @@ class QuerySession:
         self.transcript = Transcript() if transcript is None else transcript
         self.transcript.belongs_to(oracle)
         self.progress, self.token_bound = progress, token_bound
+        self.interruption = interruption or Interruption()
+        self._request = FIRST_REQUEST
         self.asked = self.refined = self.replayed = self.nonfinite = 0
         self._seen: set[bytes] = set()
         self._counts = {purpose: QueryCount() for purpose in Purpose}
@@ -221,20 +237,16 @@ class QuerySession:
         repetition: int,
     ) -> None:
         """Ask for what is missing, in batches; each is kept as soon as it arrives."""
-        items = list(missing.items())
-        # What is asked one by one anyway is kept one by one: an interruption then loses nothing.
-        single = self.transcript.path is not None and getattr(self.oracle, "one_at_a_time", False)
-        batch = 1 if single else self.batch
-        pieces = [items[at : at + batch] for at in range(0, len(items), batch)]
+        waiting = deque(missing.items())
         self.refined += sum(self.transcript.knows(key, 0) for key in missing)
 
-        def send(piece: list[tuple[bytes, int]]) -> Sequence[Any]:
+        def send(piece: Piece) -> Sequence[Any]:
             places = [place for _, place in piece]
             if isinstance(tokens, np.ndarray):
                 return self._answers(tokens[places], bits)
             return self._answers([tokens[place] for place in places], bits)
 
-        def keep(piece: list[tuple[bytes, int]], answers: Sequence[Any]) -> None:
+        def keep(piece: Piece, answers: Sequence[Any]) -> None:
             for (key, place), value in zip(piece, answers, strict=True):
                 self.transcript.add(key, tokens[place], value, purpose.value, bits, repetition)
             self.transcript.flush()
@@ -242,28 +254,89 @@ class QuerySession:
             if self.progress is not None:
                 self.progress(self.queries, purpose)
 
-        if self.workers == 1 or len(pieces) <= 1:
-            for piece in pieces:
-                keep(piece, send(piece))
+        if not waiting:
             return
-        with ThreadPoolExecutor(self.workers) as pool:
-            waiting = list(reversed(pieces))
-            running: dict[Future[Sequence[Any]], list[tuple[bytes, int]]] = {}
-            failure: BaseException | None = None
-            while running or (waiting and failure is None):
-                while waiting and failure is None and len(running) < self.workers:
-                    piece = waiting.pop()
-                    running[pool.submit(send, piece)] = piece
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    piece = running.pop(future)
-                    failed = future.exception()
-                    if failed is None:
-                        keep(piece, future.result())
-                    else:
-                        failure = failed
-            if failure is not None:
-                raise failure
+        # Without a file nothing can be kept, and an interruption may come at any time.
+        if self.transcript.path is None:
+            self._ask_for(waiting, send, keep)
+        else:
+            with self.interruption.under_way():
+                self._ask_for(waiting, send, keep)
+
+    def _next(self, waiting: deque[tuple[bytes, int]]) -> Piece:
+        """Take what is sent together: the less, the less an accident can lose."""
+        most = self.batch
+        if self.transcript.path is not None:
+            # What is asked one by one anyway is kept one by one.
+            single = getattr(self.oracle, "one_at_a_time", False)
+            if single or self.arithmetic is Arithmetic.BALLS:
+                most = 1
+            elif getattr(self.oracle, "remote", False):
+                most = min(most, self._request)
+        return [waiting.popleft() for _ in range(min(most, len(waiting)))]
+
+    def _ask_for(
+        self,
+        waiting: deque[tuple[bytes, int]],
+        send: Callable[[Piece], Sequence[Any]],
+        keep: Callable[[Piece, Sequence[Any]], None],
+    ) -> None:
+        if self.workers == 1 and not getattr(self.oracle, "remote", False):
+            while waiting:
+                piece = self._next(waiting)
+                keep(piece, send(piece))
+                self.interruption.check()
+            return
+        # Threads that nobody has to wait for: a second interruption ends the program at once.
+        done: queue.SimpleQueue[tuple[Piece, Sequence[Any], float, BaseException | None]]
+        done = queue.SimpleQueue()
+
+        def work(piece: Piece) -> None:
+            start = time.monotonic()
+            try:
+                done.put((piece, send(piece), time.monotonic() - start, None))
+            except BaseException as error:
+                done.put((piece, (), 0.0, error))
+
+        running, failure = 0, None
+        try:
+            while running or (waiting and failure is None and not self.interruption.requested):
+                while (
+                    waiting
+                    and running < self.workers
+                    and failure is None
+                    and not self.interruption.requested
+                ):
+                    piece = self._next(waiting)
+                    threading.Thread(target=work, args=(piece,), daemon=True).start()
+                    running += 1
+                try:
+                    # A short wait, to notice a signal that came in the meantime.
+                    left = self.interruption.remaining()
+                    pause = 0.5 if left is None else left
+                    piece, answers, seconds, failed = done.get(timeout=pause)
+                except queue.Empty:
+                    if self.interruption.remaining() == 0.0:
+                        break
+                    continue
+                running -= 1
+                if failed is not None:
+                    failure = failed
+                    continue
+                keep(piece, answers)
+                if seconds > LONG:
+                    self._request = max(1, self._request // 2)
+                elif seconds < SHORT and len(piece) >= self._request:
+                    self._request = min(2 * self._request, self.batch)
+        except KeyboardInterrupt:
+            while not done.empty():
+                piece, answers, _, failed = done.get()
+                if failed is None:
+                    keep(piece, answers)
+            raise
+        self.interruption.check()
+        if failure is not None:
+            raise failure
 
     def _answers(self, sequences: Any, bits: int) -> Sequence[Any]:
         answers = self.oracle.answer(sequences, bits)
