@@ -311,3 +311,27 @@ def test_help_needs_no_heavy_package():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--transcript" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (("--heads", "1", "--shorter"), "--shorter is for ball oracles"),
+        (("--heads", "1", "--precision", "coarse"), "--precision coarse would change nothing"),
+        (("--rank", "3"), "--rank 3 says nothing at width 3"),
+        (("--rank", "1", "--noise", "0.1"), "--rank would change nothing with --noise"),
+        (("--arithmetic", "balls", "--noise", "0.1"), "--noise is for floating-point oracles"),
+        (("--arithmetic", "balls", "--heads", "1", "--shorter"), "--shorter would change nothing"),
+        (("--arithmetic", "balls", "--precision", "coarse"), "--precision coarse"),
+        (("--arithmetic", "balls", "--workers", "2"), "--workers is for floating-point oracles"),
+        (("--relu", "--shorter", "--rank", "1"), "--rank and --shorter would change nothing"),
+        (("--overwrite",), "give -o as well"),
+    ],
+)
+def test_options_without_effect_are_refused_before_any_query(cli, tmp_path, extra, message):
+    weights(tmp_path / "weights.npz")
+    keep = ("--transcript", "asked.jsonl")
+    code, out, err = cli("--oracle", "weights.npz", *extra, *keep)
+    assert (code, out, err.count("\n")) == (3, "", 1) and message in err
+    lines = (tmp_path / "asked.jsonl").read_text() if (tmp_path / "asked.jsonl").exists() else ""
+    assert lines.count("\n") <= 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fiberscope.cli.output import check_new_file, console, print_json, progress, write_file
+from fiberscope.errors import InputError
 from fiberscope.queries.oracle import Arithmetic
 from fiberscope.verdict import Outcome
 
@@ -56,7 +57,13 @@ _PRECISIONS = click.Choice(["coarse", "full"])
     type=click.Path(path_type=Path, dir_okay=False),
     help="File of queries and answers: an interrupted run asks none of them again.",
 )
-@click.option("--batch", type=click.IntRange(min=1), default=1024, show_default=True)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="Most sequences handed over together.",
+)
 @click.option(
     "--workers",
     type=click.IntRange(1, 64),
@@ -109,7 +116,11 @@ def command(
     request = Request(heads, heads_at_most, rank, noise, token_bound, precision == "full", shorter)
     if out is not None:
         check_new_file(out, overwrite)
+    elif overwrite:
+        raise InputError("--overwrite replaces the file that -o names: give -o as well")
     oracle = load_oracle(source, width, None if arithmetic is None else Arithmetic(arithmetic))
+    if workers > 1 and oracle.arithmetic is Arithmetic.BALLS:
+        raise InputError("--workers is for floating-point oracles: balls run one after another")
     with Transcript(transcript) as record, progress() as tick, Interruption(_say) as stop:
 
         def report(queries: int, purpose: Purpose) -> None:

@@ -15,6 +15,7 @@ from fiberscope.queries.class_tests import NONLINEAR, ClassTests, class_tests
 from fiberscope.queries.final_check import FinalCheck, final_check
 from fiberscope.queries.heads import AttentionHeads
 from fiberscope.queries.noise import NoiseLevel
+from fiberscope.queries.options import refuse_idle_options
 from fiberscope.queries.oracle import Arithmetic
 from fiberscope.queries.result import (
     BoundKind,
@@ -103,6 +104,7 @@ def recover_attention(session: QuerySession, request: Request, seed: int = 0) ->
     InputError
         If the request makes no sense for this oracle, or the queries are spent.
     """
+    refuse_idle_options(request, session.arithmetic, session.width)
     streams = np.random.default_rng(seed).spawn(3)
     session.token_bound = request.token_bound
     tests = class_tests(
@@ -144,12 +146,7 @@ def recover_attention_and_relu(
     """
     from fiberscope.queries.relu_network import recover_attention_with_relu
 
-    if request.rank is not None or request.noise is not None or request.shorter:
-        raise InputError(
-            "--relu goes with neither --rank nor --noise nor --shorter: leave them out"
-        )
-    if session.arithmetic is Arithmetic.BALLS:
-        raise InputError("--relu is for floating-point oracles: hinges are searched in floats")
+    refuse_idle_options(request, session.arithmetic, session.width, relu=True)
     streams = np.random.default_rng(seed).spawn(2)
     session.token_bound = request.token_bound
     tests = class_tests(session, streams[0], token_bound=request.token_bound)
@@ -170,8 +167,6 @@ def _estimate(
     session: QuerySession, request: Request, tests: ClassTests, rng: np.random.Generator
 ) -> Estimate:
     if session.arithmetic is Arithmetic.BALLS:
-        if request.noise is not None:
-            raise InputError("--noise is for floating-point oracles: a ball encloses its error")
         if request.one_head:
             from fiberscope.queries.one_head_balls import recover_one_head_in_balls
 
@@ -188,10 +183,8 @@ def _estimate(
     if request.noise is not None:
         from fiberscope.queries.one_head_noise import recover_one_head_with_noise
 
-        if not request.one_head and (request.heads or request.heads_at_most):
-            raise InputError("--noise is for one head: no guarantee is known for more")
         return recover_one_head_with_noise(session, request.noise, tests.scale, rng)
-    if request.rank is not None and request.rank < session.width:
+    if request.rank is not None:
         from fiberscope.queries.one_head_low_rank import recover_low_rank_head
 
         return recover_low_rank_head(session, tests.noise, tests.scale, request.rank, rng)

@@ -98,6 +98,11 @@ class _Run:
             if bound is None:
                 bound = self.find_bound(design)
             bits = bits or 2 * starting_bits(bound)
+            if bits > BIT_LIMIT:
+                raise RecoveryRefusedError(
+                    Reason.PRECISION,
+                    f"{bound} heads would need {bits} bits, {BIT_LIMIT} are the limit.",
+                )
             while True:
                 try:
                     answer = self.attempt(design, bound, bits, draw)

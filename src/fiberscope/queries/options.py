@@ -1,0 +1,97 @@
+"""Which wishes go together: an option that would change nothing is refused, never ignored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fiberscope.errors import InputError
+from fiberscope.queries.oracle import Arithmetic
+
+if TYPE_CHECKING:
+    from fiberscope.queries.recover import Request
+
+
+def refuse_idle_options(
+    request: Request, arithmetic: Arithmetic, width: int, relu: bool = False
+) -> None:
+    """Refuse a request of which some part would have no effect for this oracle.
+
+    Parameters
+    ----------
+    request
+        What is known or wished.
+    arithmetic, width
+        Those of the oracle.
+    relu
+        Whether a ReLU network is taken to follow.
+
+    Raises
+    ------
+    InputError
+        With the option and what to do instead.
+    """
+    trouble = _relu(request, arithmetic) if relu else _attention(request, arithmetic)
+    if trouble is None and request.rank is not None and request.rank >= width:
+        trouble = (
+            f"--rank {request.rank} says nothing at width {width}: leave it out, or give a rank "
+            "below the width"
+        )
+    if trouble is not None:
+        raise InputError(trouble)
+
+
+def _relu(request: Request, arithmetic: Arithmetic) -> str | None:
+    """What is wrong with a request for attention with a ReLU network."""
+    if arithmetic is Arithmetic.BALLS:
+        return "--relu is for floating-point oracles: hinges are searched in floats"
+    idle = [
+        name
+        for name, given in (
+            ("--rank", request.rank is not None),
+            ("--noise", request.noise is not None),
+            ("--shorter", request.shorter),
+            ("--precision coarse", not request.full),
+        )
+        if given
+    ]
+    if idle:
+        return f"{' and '.join(idle)} would change nothing with --relu: leave it out"
+    return None
+
+
+def _attention(request: Request, arithmetic: Arithmetic) -> str | None:
+    """What is wrong with a request for attention alone."""
+    balls = arithmetic is Arithmetic.BALLS
+    several = (request.heads or request.heads_at_most or 1) > 1
+    if request.noise is not None:
+        if balls:
+            return "--noise is for floating-point oracles: a ball encloses its error"
+        if several:
+            return "--noise is for one head: no guarantee is known for more"
+        if request.rank is not None:
+            return (
+                "--rank would change nothing with --noise: the guarantee needs all d + d^2 "
+                "queries; leave out one of them"
+            )
+    one = request.one_head or request.noise is not None
+    if not request.full and balls:
+        return (
+            "--precision coarse would change nothing for a ball oracle: enclosures come as "
+            "narrow as its bits allow; leave it out"
+        )
+    if not request.full and one:
+        return (
+            "--precision coarse would change nothing for one head: every query is needed; "
+            "leave it out"
+        )
+    if request.shorter and not balls:
+        return (
+            "--shorter is for ball oracles: the method for floats has no shorter form; leave it "
+            "out, or give --precision coarse for fewer queries of many heads"
+        )
+    if request.shorter and one:
+        return (
+            "--shorter would change nothing for one head: d + d^2 queries are the shortest; "
+            "leave it out"
+        )
+    return None
