@@ -243,3 +243,72 @@ def test_weights_that_storage_flushes_to_zero_are_not_different(role: str) -> No
     for first, second in ((source, copy), (copy, source)):
         found = compared(model, first, second)
         assert found.outcome is not Outcome.DIFFERENT, found.reason
+
+
+QWEN3 = toys.llama(
+    "qwen3", "Qwen3ForCausalLM", num_attention_heads=4, num_key_value_heads=2, vocab_size=24
+)
+GROUPED = toys.llama(num_attention_heads=4, num_key_value_heads=2, hidden_size=12, vocab_size=40)
+
+
+@pytest.mark.parametrize("angles", [(np.pi, 0.0), (0.3, 1.1)])
+def test_planes_of_normalised_heads_turned_group_by_group(angles: tuple[float, float]) -> None:
+    """Half turns always; any angle where both gains of the plane are equal."""
+    model = laid_out(QWEN3)
+    attention = wire(model, model.default_observable).attentions[0]
+    assert attention.rotary is not None
+    assert attention.query_norm is not None and attention.key_norm is not None
+    source = drawn(model, 1)
+    if angles[1]:
+        for gain in (attention.query_norm.gain, attention.key_norm.gain):
+            assert gain is not None
+            gain.write(source, np.ones(gain.shape))
+    copy = {name: value.copy() for name, value in source.items()}
+    query, key = attention.query.read(copy), attention.key.read(copy)
+    plane = list(attention.rotary.planes[0])
+    for group, angle in enumerate(angles):
+        cosine, sine = np.cos(angle), np.sin(angle)
+        turn = np.array([[cosine, -sine], [sine, cosine]])
+        query[group][:, plane] = turn @ query[group][:, plane]
+        key[group][plane] = turn @ key[group][plane]
+    attention.query.write(copy, query)
+    attention.key.write(copy, key)
+    same(model, source, copy)
+    same(model, source, moved(model, copy, 7))
+
+
+def test_outputs_moved_between_equal_heads_of_a_group() -> None:
+    model = laid_out(GROUPED)
+    attention = wire(model, model.default_observable).attentions[0]
+    source = drawn(model, 1)
+    query = attention.query.read(source)
+    query[0, 1] = query[0, 0]
+    attention.query.write(source, query)
+    copy = {name: value.copy() for name, value in source.items()}
+    output = attention.output.read(copy)
+    shift = np.random.default_rng(0).standard_normal(output[0, 0].shape)
+    output[0, 0] += shift
+    output[0, 1] -= shift
+    attention.output.write(copy, output)
+    same(model, source, moved(model, copy, 7))
+
+
+@pytest.mark.parametrize("config", [GROUPED, QWEN3])
+def test_values_mixed_between_equal_groups(config: dict[str, object]) -> None:
+    """Groups of several query heads, also with normalised queries and keys."""
+    model = laid_out(config)
+    attention = wire(model, model.default_observable).attentions[0]
+    source = drawn(model, 1)
+    for view in (attention.query, attention.key):
+        array = view.read(source)
+        array[1] = array[0]
+        view.write(source, array)
+    copy = {name: value.copy() for name, value in source.items()}
+    value, output = attention.value.read(copy), attention.output.read(copy)
+    width = 2 * attention.value_width
+    mix = np.eye(width) + 0.3 * np.random.default_rng(0).standard_normal((width, width))
+    stacked = output.transpose(0, 2, 1, 3).reshape(width, -1)
+    stacked = (np.linalg.inv(mix).T @ stacked).reshape(2, -1, *output.shape[1::2])
+    attention.value.write(copy, (mix @ value.reshape(width, -1)).reshape(value.shape))
+    attention.output.write(copy, stacked.transpose(0, 2, 1, 3))
+    same(model, source, moved(model, copy, 7))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from fiberscope.checkpoints.equality.factors import BasisChange, fit_basis, weig
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.head_assignment import assign_heads
+from fiberscope.checkpoints.equality.mixed_heads import Alike, MixedHeads, compare_wholes
 from fiberscope.checkpoints.equality.noisy import Array, Noisy
 from fiberscope.checkpoints.equality.normalised_heads import (
     turned_to,
@@ -47,6 +48,10 @@ class HeadMatch:
     query_key, value_output
         Changes of basis ``(G, r, r)`` and ``(G, s, s)`` that carry the (reordered) first model's
         queries and values to the second's; None where queries and keys are normalised.
+    turn
+        There, what turns its queries and keys, once all gains are positive: ``(G, r, r)``.
+    mixed
+        Sets of heads that agree as wholes only.
     statistics
         One per circuit.
     uncertainty
@@ -62,7 +67,8 @@ class HeadMatch:
     uncertainty: tuple[float, str] = (0.0, "")
     mismatch: str = ""
     reason: str = ""
-    mixed: list[tuple[int, ...]] = field(default_factory=list)
+    turn: Array | None = None
+    mixed: list[MixedHeads] = field(default_factory=list)
 
 
 def carried(folded: FoldedAttention, frame: Frame) -> FoldedAttention:
@@ -102,18 +108,19 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
             label, np.zeros(0, np.int64), np.zeros((0, 0), np.int64), None, np.zeros(0)
         )
     groups, heads = assign_heads(a, b)
-    a = reordered(a, groups, heads)
+    a, turn = reordered(a, groups, heads), None
     if b.query_gain is not None:
-        a = turned_to(a, b)
+        a, turn = turned_to(a, b)
     found = HeadMatch(label, groups, heads, None, np.zeros(0))
     if b.query_gain is None:
         found.query_key = _query_key(a, b, found, rotated)
     else:
+        found.turn = turn
         _normalised(a, b, found, rotated)
     first = len(found.statistics)
     found.value_output = _value_output(a, b, found, rotated)
     if any(not one.is_same for one in found.statistics[first:]):
-        _mixed_heads(a, b, found, first, rotated)
+        _wholes(a, b, found, first, rotated)
     if b.table is not None and a.table is not None:
         found.statistics.append(statistic(f"{label} position table", b.table, a.table))
     return found
@@ -227,55 +234,44 @@ def _value_output(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rota
     return change.matrix
 
 
-def _mixed_heads(
+def _wholes(
     a: FoldedAttention, b: FoldedAttention, found: HeadMatch, first: int, rotated: bool
 ) -> None:
-    """Heads that attend alike are seen through the sum of their values only: compare that sum.
+    """Compare groups whose values differ one by one as wholes, where their heads attend alike."""
 
-    Their values and outputs may be mixed by any factorisation, so the heads of one set are fitted
-    as one wide head.
-    """
-    if b.query.shape[1] != 1 or b.table is not None or b.query_gain is not None:
-        return
-    poor = [g for g in range(len(b.query.value)) if not found.statistics[first + g].is_same]
-    sets: list[list[int]] = []
-    for group in poor:
-        for members in sets:
-            if _attend_alike(b, members[0], group, rotated):
-                members.append(group)
-                break
+    def fit(x: FoldedAttention, y: FoldedAttention) -> tuple[Array, list[Statistic]]:
+        trial = _trial(found.label)
+        matrix = _value_output(x, y, trial, rotated)
+        return matrix, trial.statistics
+
+    count = b.query.shape[0]
+    given = found.statistics[first : first + count]
+    mixed, parts = compare_wholes(a, b, given, _alike(rotated), fit)
+    found.mixed += mixed
+    found.statistics[first : first + count] = parts
+
+
+def _alike(rotated: bool) -> Alike:
+    """Whether two heads have the same scores, up to rounding: the change of basis between them."""
+
+    def alike(one: FoldedAttention, other: FoldedAttention) -> Array | None:
+        trial = _trial("")
+        if other.query_gain is None:
+            matrix = _query_key(one, other, trial, rotated)[0]
         else:
-            sets.append([group])
-    for members in sets:
-        if len(members) < 2:
-            continue
-        width = b.value.shape[1] * len(members)
-        plain = [f.value.part(members).reshaped(1, width, -1) for f in (a, b)]
-        dual = [f.output.part(members).reshaped(1, width, -1) for f in (a, b)]
-        change = _fit(
-            [p.value for p in plain],
-            [d.value for d in dual],
-            [p.variance for p in plain],
-            [d.variance for d in dual],
-        )
-        trial = HeadMatch(found.label, found.groups, found.heads, None, np.zeros(0))
-        leverage = 2 * width / (plain[1].shape[-1] + dual[1].shape[-1])
-        _measure(trial, "VO", plain, dual, change, leverage, rotated)
-        if trial.statistics[0].is_same:
-            name = f"{found.label} VO, groups {', '.join(map(str, members))} together"
-            for group in members:
-                found.statistics[first + group] = replace(trial.statistics[0], name=name)
-            found.mixed.append(tuple(members))
+            one, turn = turned_to(one, other)
+            matrix = turn[0]
+            _normalised(one, other, trial, rotated)
+        if one.table is not None and other.table is not None:
+            trial.statistics.append(statistic("", other.table, one.table))
+        return matrix if all(part.is_same for part in trial.statistics) else None
+
+    return alike
 
 
-def _attend_alike(b: FoldedAttention, first: int, second: int, rotated: bool) -> bool:
-    """Whether two heads of one model have the same scores, up to rounding."""
-    order = np.array([first, second])
-    one = reordered(b, order, np.zeros((2, 1), dtype=np.int64))
-    other = reordered(b, order[::-1], np.zeros((2, 1), dtype=np.int64))
-    trial = HeadMatch("", order, order, None, np.zeros(0))
-    _query_key(one, other, trial, rotated)
-    return all(part.is_same for part in trial.statistics)
+def _trial(label: str) -> HeadMatch:
+    none = np.zeros(0, dtype=np.int64)
+    return HeadMatch(label, none, none, None, np.zeros(0))
 
 
 def _measure(

@@ -3,9 +3,10 @@
 A norm over a head's rows leaves no change of basis, but the gains behind it act row by row, so
 
 * a row of all queries (or of the keys) and its gain may change sign together;
-* a plane may turn by quarter turns, queries and keys alike, its two gains exchanged;
-* where both gains of a plane are equal for queries and for keys, it may turn by any angle;
-* a row without position may change sign in queries and keys together.
+* a plane may turn by a quarter in all groups, queries and keys alike, its two gains exchanged;
+* a plane may turn by a half in any group, or by any angle where both of its gains are equal for
+  queries and for keys;
+* a row without position may change sign in the queries and keys of any group.
 
 After the first is undone (gains positive), the plane's turn is fitted to the second model.
 """
@@ -37,48 +38,69 @@ def with_positive_gains(f: FoldedAttention) -> FoldedAttention:
     )
 
 
-def turned_to(a: FoldedAttention, b: FoldedAttention) -> FoldedAttention:
-    """Turn the planes and the other rows of ``a`` to those of ``b``; both have positive gains."""
-    width = b.query.shape[2]
-    turn = np.zeros((width, width))
+def turned_to(a: FoldedAttention, b: FoldedAttention) -> tuple[FoldedAttention, Array]:
+    """Turn the planes and the other rows of ``a`` to those of ``b``; both have positive gains.
+
+    Returns
+    -------
+    FoldedAttention
+        The first model's heads, turned.
+    ndarray
+        What its rows were multiplied with, shape ``(G, r, r)``.
+    """
+    count, width = b.query.shape[0], b.query.shape[2]
+    turn = np.zeros((count, width, width))
+    order = np.arange(width)
     cross = _cross(a, b)
     for row in unrotated_index(b.attention):
-        turn[row, row] = -1.0 if cross[row, row] < 0 else 1.0
+        turn[:, row, row] = np.where(cross[:, row, row] < 0, -1.0, 1.0)
     for first, second in b.attention.rotary.planes if b.attention.rotary else ():
         plane = np.array([first, second])
-        block = cross[np.ix_(plane, plane)]
+        block = cross[:, plane[:, None], plane]
         # The turn by t maximises cos(t) (c00 + c11) + sin(t) (c10 - c01).
-        even, odd = block[0, 0] + block[1, 1], block[1, 0] - block[0, 1]
-        size = np.hypot(even, odd)
-        cosine, sine = (even / size, odd / size) if size else (1.0, 0.0)
-        if not _may_turn(a, plane):
-            steps = np.round(np.arctan2(sine, cosine) / (np.pi / 2))
-            cosine, sine = np.round(np.cos(steps * np.pi / 2)), np.round(np.sin(steps * np.pi / 2))
-        turn[np.ix_(plane, plane)] = [[cosine, -sine], [sine, cosine]]
-    order = np.abs(turn).argmax(axis=1)
-    return replace(
+        even, odd = block[:, 0, 0] + block[:, 1, 1], block[:, 1, 0] - block[:, 0, 1]
+        if _may_turn(a, plane):
+            size = np.hypot(even, odd)
+            live = size > 0
+            cosine = np.where(live, even / np.where(live, size, 1.0), 1.0)
+            sine = np.where(live, odd / np.where(live, size, 1.0), 0.0)
+        elif np.abs(odd).sum() > np.abs(even).sum():
+            cosine, sine = np.zeros(count), np.where(odd < 0, -1.0, 1.0)
+            order[plane] = plane[::-1]
+        else:
+            cosine, sine = np.where(even < 0, -1.0, 1.0), np.zeros(count)
+        turn[:, first, first] = turn[:, second, second] = cosine
+        turn[:, second, first], turn[:, first, second] = sine, -sine
+    result = replace(
         a,
-        query=a.query.turned(turn, 2),
-        key=a.key.turned(turn, 1),
-        query_constant=_vector(a.query_constant, turn),
+        query=_turned(a.query, turn[:, None]),
+        key=_turned(a.key, turn),
+        query_constant=_vector(a.query_constant, turn[:, None]),
         key_constant=_vector(a.key_constant, turn),
         query_gain=None if a.query_gain is None else a.query_gain.take(order, 0),
         key_gain=None if a.key_gain is None else a.key_gain.take(order, 0),
     )
+    return result, turn
+
+
+def _turned(rows: Noisy, turn: Array) -> Noisy:
+    return Noisy(turn @ rows.value, np.square(turn) @ rows.variance)
 
 
 def _vector(constant: Noisy | None, turn: Array) -> Noisy | None:
-    return None if constant is None else constant.turned(turn, -1)
+    if constant is None:
+        return None
+    return _turned(constant.reshaped(*constant.shape, 1), turn).reshaped(*constant.shape)
 
 
 def _cross(a: FoldedAttention, b: FoldedAttention) -> Array:
-    """Products of rows of ``b`` with rows of ``a``, summed over heads, for queries and keys."""
-    total = np.einsum("gmri,gmsi->rs", b.query.value, a.query.value)
-    total += np.einsum("gri,gsi->rs", b.key.value, a.key.value)
+    """Products of rows of ``b`` with rows of ``a`` for queries and keys, group by group."""
+    total = np.einsum("gmri,gmsi->grs", b.query.value, a.query.value, optimize=True)
+    total += b.key.value @ a.key.value.swapaxes(-1, -2)
     for one, other in ((a.query_constant, b.query_constant), (a.key_constant, b.key_constant)):
         if one is not None and other is not None:
-            rows = one.shape[-1]
-            total += other.value.reshape(-1, rows).T @ one.value.reshape(-1, rows)
+            x, y = (noisy.value.reshape(len(total), -1, total.shape[1]) for noisy in (one, other))
+            total += y.swapaxes(-1, -2) @ x
     return np.asarray(total)
 
 
