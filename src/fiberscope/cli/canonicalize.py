@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fiberscope.cli.memory import keep_freed_pages
 from fiberscope.cli.output import check_new_file, console, print_json, progress, write_file
 from fiberscope.cli.polynomial_files import canonicalize_file, is_polynomial_file
 from fiberscope.cli.polynomial_options import long_numbers
@@ -101,6 +102,7 @@ def command(
         raise InputError("canonicalize needs -o DIRECTORY for the form of a checkpoint")
     from fiberscope.checkpoints.canonical import canonicalize
 
+    keep_freed_pages()
     with progress(quiet) as tick:
         done = canonicalize(
             weights,

@@ -141,7 +141,8 @@ def canonicalize(
     wiring = wire(model.architecture, model.observable)
     parts = style_named(style, wiring, drop=drop, keep_unread=keep_unread)
     items = ledger(model.architecture, model.observable).items
-    form = CanonicalForm(wiring, items, workspace_of(model, dtype), parts)
+    work = workspace_of(model, dtype, narrow=True)
+    form = CanonicalForm(wiring, items, work, parts)
     verify = _Verification(
         model, lambda: CanonicalForm(wiring, items, workspace_of(model), parts).tensors()
     )
@@ -206,7 +207,9 @@ def canonical_parameters(
     return dict(form.tensors()), form
 
 
-def workspace_of(model: OpenModel, target: str | None = None) -> Workspace:
+def workspace_of(
+    model: OpenModel, target: str | None = None, *, narrow: bool = False
+) -> Workspace:
     """A workspace on an opened checkpoint, which will be written in a format or in its own."""
     source, matching = model.source, model.matching
     assert source is not None and matching is not None
@@ -215,6 +218,7 @@ def workspace_of(model: OpenModel, target: str | None = None) -> Workspace:
         lambda name: source.read(matching.stored[name]),
         lambda name: source.tensors[matching.stored[name]].dtype,
         target,
+        narrow=narrow,
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ from fiberscope.checkpoints.ledger.item import Item
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free
 from fiberscope.checkpoints.ledger.rules.discrete import GROUP_PERMUTATION, sharing_positions
 from fiberscope.checkpoints.ledger.wiring import Point, Reader, Role, Wiring
+from fiberscope.checkpoints.threads import in_order, limited
 from fiberscope.parameters import View
 
 Array = NDArray[np.float64]
@@ -45,13 +48,26 @@ Progress = Callable[[int, int, str], None]
 Tensors = Iterator[tuple[str, NDArray[Any]]]
 
 
+ALLOWANCE = 64_000_000
+"""Parameters of the blocks that are computed at the same time; a larger block is alone."""
+
+
+@dataclass
+class _Found:
+    """What one block tells the others: ties, and constants on their way to output biases."""
+
+    places: Places = field(default_factory=Places)
+    constants: list[tuple[View, Array]] = field(default_factory=list)
+
+
 @dataclass
 class _Step:
-    """One block: what to do, and the tensors it needs."""
+    """One block: what to do, the tensors it needs, and whether it needs all earlier steps done."""
 
     label: str
-    run: Callable[[], None]
+    run: Callable[[_Found], None]
     tensors: tuple[str, ...]
+    alone: bool = False
 
 
 class CanonicalForm:
@@ -84,20 +100,60 @@ class CanonicalForm:
         self._fixed_orders: dict[int, NDArray[np.int64]] = {}
 
     def tensors(self, progress: Progress | None = None) -> Tensors:
-        """All tensors of the architecture, finished ones as they come."""
+        """All tensors of the architecture, finished ones as they come.
+
+        Blocks that share no tensor are computed in a few threads; what they find is put together
+        in their order, so that the result does not depend on the number of threads.
+        """
         self._find_frames(progress)
+        for point in self.wiring.points:
+            self._form(point)
         steps = [*self._steps()]
         last = {name: number for number, step in enumerate(steps) for name in step.tensors}
-        for number, step in enumerate(steps):
-            if progress is not None:
-                progress(number, len(steps), step.label)
-            step.run()
-            for name in dict.fromkeys(step.tensors):
-                if last[name] == number:
-                    yield name, self.work.release(name)
+        start = 0
+        while start < len(steps):
+            stop = self._independent(steps, start)
+            sizes = [self._size(step) for step in steps[start:stop]]
+            tasks = [(size, partial(self._done, step)) for size, step in zip(sizes, steps[start:stop], strict=True)]
+            threads = 1 if sum(sorted(sizes)[-2:]) <= ALLOWANCE else None
+            with limited(threads):
+                for number, found in enumerate(in_order(tasks, ALLOWANCE), start):
+                    step = steps[number]
+                    if progress is not None:
+                        progress(number, len(steps), step.label)
+                    self.places.extend(found.places)
+                    for bias, vector in found.constants:
+                        self.constants.add(bias, vector)
+                    for name in dict.fromkeys(step.tensors):
+                        if last[name] == number:
+                            yield name, self.work.release(name)
+            start = stop
         for name in self.wiring.architecture.tensors:
             if name not in last:
                 yield name, self.work.release(name)
+
+    def _independent(self, steps: list[_Step], start: int) -> int:
+        """The end of a run of steps that share no tensor."""
+        taken: set[str] = set()
+        for number in range(start, len(steps)):
+            step = steps[number]
+            if number > start and (step.alone or taken & set(step.tensors)):
+                return number
+            taken |= set(step.tensors)
+            if step.alone:
+                return number + 1
+        return len(steps)
+
+    def _size(self, step: _Step) -> int:
+        shapes = self.wiring.architecture.tensors
+        return sum(prod(shapes[name]) for name in dict.fromkeys(step.tensors))
+
+    def _done(self, step: _Step) -> _Found:
+        found = _Found()
+        step.run(found)
+        for name in dict.fromkeys(step.tensors):
+            self.work.finish(name)
+        return found
 
     # Frames and norms.
 
@@ -140,7 +196,8 @@ class CanonicalForm:
         biases: set[str] = set()
         if wiring.tied and wiring.head is not None and wiring.head.output_bias is not None:
             biases.add(wiring.head.output_bias.tensor)
-        yield _Step("embedding", self._tables, (*tables, *biases))
+        named = any(attention.position_table for attention in wiring.attentions)
+        yield _Step("embedding", self._tables, (*tables, *biases), alone=named)
         blocks: list[tuple[int, Attention | Mlp]] = []
         blocks += [(attention.layer, attention) for attention in wiring.attentions]
         blocks += [(mlp.layer, mlp) for mlp in wiring.mlps]
@@ -151,18 +208,19 @@ class CanonicalForm:
                 yield self._mlp_step(block)
         if wiring.head is not None:
             yield _Step(wiring.head.label, self._head, self._head_tensors())
-        yield _Step("norms and biases", self._norms_and_biases, self._small_tensors())
+        small = self._small_tensors()
+        yield _Step("norms and biases", self._norms_and_biases, small, alone=True)
 
-    def _tables(self) -> None:
+    def _tables(self, found: _Found) -> None:
         wiring, work, style = self.wiring, self.work, self.style
         if wiring.tied_point is not None:
             settle_tied_bias(wiring, self._form(wiring.tied_point), work, style)
         settle_positions(wiring, work, style)
-        self._order_by_positions()
+        self._order_by_positions(found.places)
         write_tables(wiring, self._frame_of_segment, work, style)
-        drop_unread(wiring, work, style, self.places)
+        drop_unread(wiring, work, style, found.places)
 
-    def _order_by_positions(self) -> None:
+    def _order_by_positions(self, places: Places) -> None:
         """Heads that a position table names are sorted by its columns, in all layers alike."""
         if not self.style.order:
             return
@@ -178,7 +236,7 @@ class CanonicalForm:
             keys = np.linalg.norm(reached - reached.mean(axis=0), axis=(0, 2))
             spacing = self.work.spacing(table)
             order, ties, settled = descending(keys, TIE * spacing, 2.0 * spacing)
-            self.places.add(GROUP_PERMUTATION, None, owner.label, ties)
+            places.add(GROUP_PERMUTATION, None, owner.label, ties)
             if settled:
                 order = np.arange(len(keys))
             else:
@@ -189,9 +247,9 @@ class CanonicalForm:
     def _attention_step(self, a: Attention) -> _Step:
         views = [a.query, a.key, a.value, a.output, a.query_bias, a.key_bias, a.value_bias]
         names = tuple(view.tensor for view in views if view is not None)
-        return _Step(a.label, lambda: self._attention(a), names)
+        return _Step(a.label, partial(self._attention, a), names)
 
-    def _attention(self, a: Attention) -> None:
+    def _attention(self, a: Attention, found: _Found) -> None:
         wiring, work, style = self.wiring, self.work, self.style
         parts = {
             role: self._fold(wiring.reader_of(a, role), wiring.point_of(a, role))
@@ -205,7 +263,7 @@ class CanonicalForm:
         if biases and style.constants and value.constant is not None:
             if not value.no_constant:
                 lands = np.einsum("gmsd,gs->d", output, value.constant)
-                self.constants.add(biases[0], lands)
+                found.constants.append((biases[0], lands))
             value.drop_constant()
         heads = Heads(
             a,
@@ -219,7 +277,7 @@ class CanonicalForm:
             self._inner_gain(a.query_norm),
             self._inner_gain(a.key_norm),
         )
-        canonical_heads(heads, segment, style, self.places, self._fixed_orders.get(id(a)))
+        canonical_heads(heads, segment, style, found.places, self._fixed_orders.get(id(a)))
         for part in parts.values():
             unfold(part, work)
         write_heads(heads, work)
@@ -235,9 +293,9 @@ class CanonicalForm:
     def _mlp_step(self, m: Mlp) -> _Step:
         views = [m.up, m.gate, m.down, m.up_bias, m.gate_bias]
         names = tuple(view.tensor for view in views if view is not None)
-        return _Step(m.label, lambda: self._mlp(m), names)
+        return _Step(m.label, partial(self._mlp, m), names)
 
-    def _mlp(self, m: Mlp) -> None:
+    def _mlp(self, m: Mlp, found: _Found) -> None:
         wiring, work = self.wiring, self.work
         point = wiring.point_reading(m.up)
         readers = {reader.weight: reader for reader in point.readers}
@@ -258,7 +316,7 @@ class CanonicalForm:
             m.activation_name,
             work.spacing(m.up, m.gate, m.down),
         )
-        canonical_neurons(neurons, self.style, self.places)
+        canonical_neurons(neurons, self.style, found.places)
         unfold(up, work)
         if gate is not None:
             unfold(gate, work)
@@ -275,7 +333,7 @@ class CanonicalForm:
             views += [head.dense.weight, head.dense.bias]
         return tuple(view.tensor for view in views if view is not None)
 
-    def _head(self) -> None:
+    def _head(self, found: _Found) -> None:
         """Dense layer and unembedding; a tied unembedding is done with the tables."""
         wiring = self.wiring
         head = wiring.head
@@ -301,7 +359,7 @@ class CanonicalForm:
                     head.dense.activation_name,
                     max(dense.spacing, output.spacing),
                 )
-                canonical_neurons(neurons, self.style, self.places)
+                canonical_neurons(neurons, self.style, found.places)
                 if neurons.down_changed:
                     output.rows = np.ascontiguousarray(neurons.down.T)
                     output.changed = True
@@ -359,7 +417,7 @@ class CanonicalForm:
                     names.append(norm.gain.tensor)
         return tuple(dict.fromkeys(names))
 
-    def _norms_and_biases(self) -> None:
+    def _norms_and_biases(self, found: _Found) -> None:
         work, wiring = self.work, self.wiring
         outer = self._coupled_frame()
         for point in wiring.points:

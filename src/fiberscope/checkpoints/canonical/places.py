@@ -58,6 +58,12 @@ class Places:
         if count:
             self.dead[what] = self.dead.get(what, 0) + count
 
+    def extend(self, other: Places) -> None:
+        """Add what was found elsewhere."""
+        self.found += other.found
+        for what, count in other.dead.items():
+            self.note_dead(what, count)
+
 
 def descending(
     keys: NDArray[np.float64],

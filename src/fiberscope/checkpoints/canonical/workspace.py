@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Architecture
 from fiberscope.checkpoints.inspection.roles import storage_epsilon
-from fiberscope.checkpoints.writing import FORMATS, rounded
+from fiberscope.checkpoints.writing import FORMATS, round_into, rounded
 from fiberscope.errors import InputError
 from fiberscope.parameters import View
 
@@ -42,6 +43,9 @@ class Workspace:
         Tensor of the architecture -> name of its stored format.
     target
         Format that everything will be written in; None where each tensor keeps its own.
+    narrow
+        Hand out tensors in the format they will be written in where rounding loses nothing that a
+        later check asks for; otherwise, and always without it, what has changed comes in float64.
     """
 
     def __init__(
@@ -50,11 +54,14 @@ class Workspace:
         load: Callable[[str], NDArray[Any]],
         format_of: Callable[[str], str],
         target: str | None = None,
+        *,
+        narrow: bool = False,
     ) -> None:
-        self.architecture, self.target = architecture, target
+        self.architecture, self.target, self.narrow = architecture, target, narrow
         self._load, self._format_of = load, format_of
         self._held: dict[str, NDArray[Any]] = {}
         self._written: dict[str, NDArray[Any]] = {}
+        self._waiting: dict[str, dict[View, Array]] = {}
         self.moved: set[str] = set()
 
     def spacing(self, *views: View | None) -> float:
@@ -78,7 +85,7 @@ class Workspace:
         return self._held[name]
 
     def read(self, view: View, order: NDArray[np.int64] | None = None, last: int = -1) -> Array:
-        """A role as stored, in a new contiguous float64 array, offset included.
+        """A role as stored, in a new float64 array in the storage's order, offset included.
 
         Parameters
         ----------
@@ -94,7 +101,7 @@ class Workspace:
             window = np.moveaxis(window, last, -1)
         if order is not None:
             window = _reordered(window, order)
-        values = np.array(window, dtype=np.float64, order="C")
+        values = window.astype(np.float64)
         if view.offset:
             values += view.offset
         return values
@@ -112,25 +119,64 @@ class Workspace:
         return rounded(values, FORMATS.get(name, FORMATS["float32"])).astype(np.float64)
 
     def write(self, view: View, values: Array) -> None:
-        """Give a role new values."""
+        """Give a role new values; the array belongs to the workspace from then on."""
         name = view.tensor
-        current = self.current(name)
+        self.moved.add(name)
+        waiting = self._waiting.setdefault(name, {})
+        if name in self._written or view in waiting:
+            self._settle(name)
+            self._put(view, values)
+        else:
+            waiting[view] = values
+
+    def _put(self, view: View, values: Array) -> None:
+        name = view.tensor
+        current = self._written[name] if name in self._written else self.stored(name)
         if name not in self._written or current.dtype != np.float64:
             if view.size == current.size:
                 self._written[name] = np.empty(current.shape)
             else:
                 self._written[name] = current.astype(np.float64)
         view.write(self._written, values)
-        self.moved.add(name)
+
+    def _settle(self, name: str) -> None:
+        """Put together what was written to one tensor."""
+        for view, values in self._waiting.pop(name, {}).items():
+            self._put(view, values)
 
     def replace(self, name: str, array: NDArray[Any]) -> None:
         """Give a whole tensor new values, in whatever format they are exact in."""
+        self._waiting.pop(name, None)
         self._written[name] = array
         self.moved.add(name)
 
     def current(self, name: str) -> NDArray[Any]:
         """One tensor with what has been written to it."""
+        self._settle(name)
         return self._written[name] if name in self._written else self.stored(name)
+
+    def finish(self, name: str) -> None:
+        """Nothing more will be written to a tensor: round it to its storage at once.
+
+        What is rounded here has no value that is not finite and no row or column of zeros;
+        everything else comes in float64, for whoever writes it to decide on.
+        """
+        waiting = self._waiting.get(name)
+        if not self.narrow or not waiting or name in self._written:
+            return
+        shape = self.architecture.tensors[name]
+        if len(shape) != 2 or sum(view.size for view in waiting) != prod(shape):
+            return
+        dtype = FORMATS.get(self.target or self._format_of(name), FORMATS["float32"])
+        # Views that overlap would leave some of it unwritten.
+        array = np.full(shape, np.nan, dtype) if len(waiting) > 1 else np.empty(shape, dtype)
+        for view, values in waiting.items():
+            round_into(view.window(array), values, view.offset)
+        if not _is_whole(array):
+            return
+        del self._waiting[name]
+        self._held.pop(name, None)
+        self._written[name] = array
 
     def release(self, name: str) -> NDArray[Any]:
         """Hand out a finished tensor and let go of it."""
@@ -147,15 +193,30 @@ class Workspace:
 
 def _reordered(window: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
     """Reorder the last axis, along the storage where it is transposed."""
-    if window.ndim == 2 and window.T.flags.c_contiguous:
-        return np.take(window.T, order, axis=0).T
+    if window.strides[-1] == max(window.strides):
+        return np.moveaxis(np.moveaxis(window, -1, 0)[order], 0, -1)
     return np.take(window, order, axis=-1)
 
 
 def _is_finite(array: NDArray[Any]) -> bool:
     flat = array.reshape(-1)
-    step = 1 << 22
+    step = 1 << 17
     return all(np.isfinite(flat[start : start + step]).all() for start in range(0, flat.size, step))
+
+
+def _is_whole(array: NDArray[Any]) -> bool:
+    """Whether all entries are finite, and none of the rows and columns is zero."""
+    columns = np.zeros(array.shape[1], dtype=bool)
+    step = max(1, (1 << 17) // max(1, array.shape[1]))
+    for start in range(0, len(array), step):
+        part = array[start : start + step]
+        if not np.isfinite(part).all():
+            return False
+        alive = part != 0
+        if not alive.any(axis=1).all():
+            return False
+        columns |= alive.any(axis=0)
+    return bool(columns.all())
 
 
 def without_mean(vectors: Array, means: Array, spacing: float) -> None:

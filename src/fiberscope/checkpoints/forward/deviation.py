@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from fiberscope.checkpoints.architecture.program import Architecture, Observable
 from fiberscope.checkpoints.forward.evaluate import output_width, outputs
 from fiberscope.checkpoints.forward.probe import Probe
 from fiberscope.checkpoints.forward.reading import Read
+from fiberscope.checkpoints.threads import limited, workers
 from fiberscope.errors import InputError
 
 
@@ -79,9 +81,12 @@ def deviation(
 def deviation_of(
     architecture: Architecture, first: Read, second: Read, probe: Probe, observable: Observable
 ) -> Deviation:
-    """Evaluate two checkpoints of one architecture and compare the second with the first."""
-    return deviation(
-        outputs(architecture, second, probe, observable),
-        outputs(architecture, first, probe, observable),
-        output_width(architecture, probe, observable),
-    )
+    """Evaluate two checkpoints of one architecture and compare the second with the first.
+
+    Both are evaluated at the same time, each in one thread.
+    """
+    with limited(1), ThreadPoolExecutor(min(2, workers())) as pool:
+        expected, found = pool.map(
+            lambda read: outputs(architecture, read, probe, observable), (first, second)
+        )
+    return deviation(found, expected, output_width(architecture, probe, observable))

@@ -8,7 +8,7 @@ from fiberscope.checkpoints.writing.checkpoint import (
     norm_gains,
     write_checkpoint,
 )
-from fiberscope.checkpoints.writing.storage import FORMATS, rounded, to_storage
+from fiberscope.checkpoints.writing.storage import FORMATS, round_into, rounded, to_storage
 
 __all__ = [
     "FORMATS",
@@ -17,6 +17,7 @@ __all__ = [
     "check_output",
     "copy_checkpoint",
     "norm_gains",
+    "round_into",
     "rounded",
     "to_storage",
     "write_checkpoint",

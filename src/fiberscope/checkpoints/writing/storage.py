@@ -23,6 +23,9 @@ FORMATS: dict[str, np.dtype[Any]] = {
 _CHUNK = 1 << 21
 """Entries rounded at a time (16 MB in float64), so that a tensor is never held a second time."""
 
+_CACHED = 1 << 15
+"""Entries rounded at a time where more than one pass is made over them."""
+
 
 def rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Round to the nearest number of a format, ties to even; overflow gives infinity.
@@ -58,6 +61,25 @@ def rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
                 dtype
             )
     return result
+
+
+def round_into(target: NDArray[Any], values: NDArray[np.float64], offset: float = 0.0) -> None:
+    """Write ``values - offset``, rounded as by `rounded`, into an array of a storage format.
+
+    Both may have any layout in memory; a cache's worth is rounded at a time.
+    """
+    if not values.size:
+        return
+    axis = int(np.argmax(np.abs(values.strides)))
+    source, into = np.moveaxis(values, axis, 0), np.moveaxis(target, axis, 0)
+    step = max(1, _CACHED * len(source) // source.size)
+    twice = target.dtype == FORMATS["bfloat16"]
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for start in range(0, len(source), step):
+            part = source[start : start + step]
+            if offset:
+                part = part - offset
+            into[start : start + step] = _to_odd_float32(part) if twice else part
 
 
 def _to_odd_float32(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -104,7 +126,7 @@ def to_storage(
     InputError
         If it is refused; one sentence.
     """
-    stored = rounded(values, dtype)
+    stored = values if values.dtype == dtype else rounded(values, dtype)
     label = quoted(name)
     word = dtype.name
     bad = values.size - _finite(values)
@@ -131,9 +153,10 @@ def to_storage(
 
 def _finite(values: NDArray[Any]) -> int:
     flat = values.reshape(-1)
+    step = 4 * _CACHED
     return sum(
-        int(np.count_nonzero(np.isfinite(flat[start : start + _CHUNK])))
-        for start in range(0, flat.size, _CHUNK)
+        int(np.count_nonzero(np.isfinite(flat[start : start + step])))
+        for start in range(0, flat.size, step)
     )
 
 
