@@ -19,7 +19,9 @@ from fiberscope.checkpoints.equality.neurons import (
     match_neurons,
     scales_of,
 )
+from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, statistic_of_parts
+from fiberscope.checkpoints.equality.tiles import statistic_of_rows
 from fiberscope.checkpoints.ledger import Ledger
 
 Progress = Callable[[int, int, str], None]
@@ -136,6 +138,9 @@ def _badness(parts: list[Statistic]) -> float:
 def _vectors(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
     exact = a.untouched and b.untouched and not frame.rotated
     mixes = frame.rotated or b.centred
+    if isinstance(a.rows, Rows) and isinstance(b.rows, Rows) and not frame.rotated:
+        moved = a.rows.renamed(*frame.renaming)
+        return statistic_of_rows(b.label, b.rows, moved, rotated=mixes, computed=not exact)
     parts = ((y, frame.carry(x)) for x, y in zip(a.parts(), b.parts(), strict=True))
     return statistic_of_parts(b.label, parts, rotated=mixes, computed=not exact)
 

@@ -158,11 +158,13 @@ class FoldedModel:
         wiring, m = self.wiring, mlp
         point = wiring.point_reading(m.up)
         readers = {reader.weight: reader for reader in point.readers}
-        up, up_constant = self.reader(readers[m.up], point)
+        up, up_constant = self._reading_rows(readers[m.up], point)
         gate = gate_constant = None
         if m.gate is not None:
-            gate, gate_constant = self.reader(readers[m.gate], point)
-        down = self.write(self.model.read(m.down.permute(1, 0)), wiring.segment_writing(m.down))
+            gate, gate_constant = self._reading_rows(readers[m.gate], point)
+        written = m.down.permute(1, 0)
+        down = Rows(self.model.stored(written), written.offset)
+        down = self.write(down, wiring.segment_writing(m.down))
         return FoldedMlp(m.label, m.layer, m, up, down, up_constant, gate, gate_constant)
 
     # --- vectors along the stream ----------------------------------------------------------
@@ -363,7 +365,8 @@ class FoldedModel:
     def _reading_rows(self, reader: Reader, point: Point) -> tuple[Rows, Noisy | None]:
         """What :meth:`reader` gives, a few rows at a time."""
         view = reader.weight
-        rows = Rows(self._held(view), view.offset)
+        table = reader.role is Role.OUTPUT
+        rows = Rows(self._held(view) if table else self.model.stored(view), view.offset)
         constant = self._constant(reader, point, rows.parts())
         layer = point.norm.kind is NormKind.LAYER
         return replace(rows, gain=self._gain(point), level=layer), constant

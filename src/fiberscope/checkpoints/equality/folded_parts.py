@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Attention, Mlp
 from fiberscope.checkpoints.equality.noisy import Noisy
 from fiberscope.checkpoints.equality.rows import Rows, pieces
+
+T = TypeVar("T", Noisy, Rows)
 
 
 @dataclass
@@ -47,11 +53,59 @@ class FoldedMlp:
     label: str
     layer: int | None
     mlp: Mlp | None
-    up: Noisy
-    down: Noisy
+    up: Noisy | Rows
+    down: Noisy | Rows
     up_constant: Noisy | None = None
-    gate: Noisy | None = None
+    gate: Noisy | Rows | None = None
     gate_constant: Noisy | None = None
+
+    @property
+    def argument(self) -> tuple[Noisy | Rows, Noisy | None]:
+        """What the activation sees: rows and constants."""
+        if self.gate is None:
+            return self.up, self.up_constant
+        return self.gate, self.gate_constant
+
+    def chosen(self, index: NDArray[np.int64]) -> FoldedMlp:
+        """Some neurons, in the given order."""
+        if len(index) == self.up.shape[0] and (index == np.arange(len(index))).all():
+            return self
+
+        def pick(part: T) -> T:
+            return part.chosen(index)
+
+        return replace(
+            self,
+            up=pick(self.up),
+            down=pick(self.down),
+            up_constant=None if self.up_constant is None else pick(self.up_constant),
+            gate=None if self.gate is None else pick(self.gate),
+            gate_constant=None if self.gate_constant is None else pick(self.gate_constant),
+        )
+
+    def part(self, index: slice) -> FoldedMlp:
+        """Neighbouring neurons, their numbers in memory."""
+
+        def cut(part: Noisy | None) -> Noisy | None:
+            return None if part is None else part.part(index)
+
+        return replace(
+            self,
+            up=self.up.part(index),
+            down=self.down.part(index),
+            up_constant=cut(self.up_constant),
+            gate=None if self.gate is None else self.gate.part(index),
+            gate_constant=cut(self.gate_constant),
+        )
+
+    def held(self) -> FoldedMlp:
+        """The same neurons with all their numbers in memory."""
+
+        def hold(part: Noisy | Rows) -> Noisy:
+            return part.whole() if isinstance(part, Rows) else part
+
+        gate = None if self.gate is None else hold(self.gate)
+        return replace(self, up=hold(self.up), down=hold(self.down), gate=gate)
 
 
 @dataclass

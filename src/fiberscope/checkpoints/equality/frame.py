@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from fiberscope.checkpoints.architecture.program import NormKind
 from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.noisy import Array, Noisy, along_axis
+from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.ledger import Ledger
 from fiberscope.checkpoints.ledger.rules.discrete import COORDINATE_PERMUTATION, COORDINATE_SIGNS
 from fiberscope.checkpoints.ledger.rules.stream import ROTATION
@@ -27,6 +29,7 @@ from fiberscope.checkpoints.ledger.wiring import Wiring
 from fiberscope.symmetry import ones_complement
 
 EPSILON = float(np.finfo(np.float64).eps)
+T = TypeVar("T", Noisy, Rows)
 Pairs = Sequence[tuple[Vectors, Vectors]]
 """Tables whose rows correspond."""
 ROWS = 4096
@@ -79,13 +82,20 @@ class Frame:
         return None if self.spread is None else _in_units(self.spread.T)
 
     @cached_property
-    def _renaming(self) -> tuple[NDArray[np.int64], Array]:
+    def renaming(self) -> tuple[NDArray[np.int64], Array]:
         """For frames that rename: the coordinate of the first model at every place, and signs."""
         order = np.abs(self.matrix).argmax(axis=1)
         return order, self.matrix[np.arange(len(order)), order]
 
-    def carry(self, array: Noisy, axis: int = -1) -> Noisy:
-        """An array of the first model with its stream axis in the second's frame."""
+    def carry(self, array: T, axis: int = -1) -> T | Noisy:
+        """An array of the first model with its stream axis in the second's frame.
+
+        Coordinates of rows that are not in memory yet are renamed when they are read.
+        """
+        if isinstance(array, Rows):
+            if not self.rotated:
+                return array.renamed(*self.renaming)
+            array = array.whole()
         if self.rotated:
             moved = Noisy(
                 along_axis(self.matrix, array.value, axis),
@@ -95,7 +105,7 @@ class Frame:
                 passed = _roughly(self._passed, array.value, axis)
                 moved.variance += np.square(passed).sum(axis=axis, keepdims=True)
             return moved
-        order, sign = self._renaming
+        order, sign = self.renaming
         shape = [1] * len(array.shape)
         shape[axis] = len(order)
         plain = bool((order == np.arange(len(order))).all())

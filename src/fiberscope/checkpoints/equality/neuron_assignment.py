@@ -11,8 +11,10 @@ from scipy.spatial import cKDTree
 
 from fiberscope.checkpoints.equality.folded_parts import FoldedMlp
 from fiberscope.checkpoints.equality.noisy import Array, Noisy, whitened
+from fiberscope.checkpoints.equality.rows import SKETCH, Rows, sketch_matrix
 
-SKETCH = 16
+ROWS = 256
+"""Rows whose rounding is looked at before neurons are matched."""
 LARGEST_ASSIGNMENT = 6000
 """Neurons that an optimal assignment is asked to sort out when neighbours are not unique."""
 
@@ -50,28 +52,38 @@ def assign_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales) -> NDArray[np.int
 
 def _signatures(f: FoldedMlp, scales: Scales) -> list[Noisy]:
     """Numbers of every neuron that its rescalings leave alone."""
-    rng = np.random.default_rng(20260930)
-
-    def sketch(rows: Noisy, constant: Noisy | None, columns: int) -> Noisy:
-        # The same columns for every layer of one width, whatever its number of neurons.
-        width = rows.shape[1]
-        matrix = rng.standard_normal((columns, width + (constant is not None)))
-        seen = rows.turned(matrix[:, :width], -1)
-        if constant is None:
-            return seen
-        return seen + constant.reshaped(-1, 1).scaled(matrix[:, width])
-
     if f.gate is not None:
-        gate = sketch(f.gate, f.gate_constant, SKETCH)
+        gate = _sketch(f.gate, f.gate_constant)
         weight, gate = _argument(f.gate, f.gate_constant, gate, scales)
-        up, down = sketch(f.up, f.up_constant, 4), sketch(f.down, None, 4)
+        up, down = (
+            sketch.part(np.s_[:, :4]) for sketch in (_sketch(f.up, f.up_constant), _sketch(f.down))
+        )
         return [gate, _products(up, down.scaled(weight))]
-    up, down = sketch(f.up, f.up_constant, SKETCH), sketch(f.down, None, SKETCH)
+    up, down = _sketch(f.up, f.up_constant), _sketch(f.down)
     if scales.odd:
         products = _products(up.part(np.s_[:, :4]), down.part(np.s_[:, :4]))
         return [_size(up), _size(down), products]
     weight, up = _argument(f.up, f.up_constant, up, scales)
     return [up, down.scaled(weight)]
+
+
+def _sketch(rows: Noisy | Rows, constant: Noisy | None = None) -> Noisy:
+    """Projections of the rows with their constants, shape ``(n, SKETCH)``.
+
+    The same ones for every layer of one width, whatever its number of neurons.
+    """
+    matrix = sketch_matrix(rows.shape[1])
+    if isinstance(rows, Rows):
+        # The rounding only sets a scale: that of some rows is enough.
+        some = rows.part(np.s_[:: max(1, rows.shape[0] // ROWS)])
+        spread = np.median(some.variance @ np.square(matrix.T), axis=0)
+        seen = Noisy(rows.survey[0], np.broadcast_to(spread, (rows.shape[0], SKETCH)))
+    else:
+        seen = rows.turned(matrix, -1)
+    if constant is None:
+        return seen
+    last = np.random.default_rng(1).standard_normal(SKETCH)
+    return seen + constant.reshaped(-1, 1).scaled(last)
 
 
 def _products(first: Noisy, second: Noisy) -> Noisy:
@@ -86,14 +98,17 @@ def _size(noisy: Noisy) -> Noisy:
 
 
 def _argument(
-    rows: Noisy, constant: Noisy | None, sketch: Noisy, scales: Scales
+    rows: Noisy | Rows, constant: Noisy | None, sketch: Noisy, scales: Scales
 ) -> tuple[Array, Noisy]:
     """The argument's size, where the activation passes it on, and its sketch without it."""
     if scales.odd:
-        return np.ones((len(rows.value), 1)), _size(sketch)
+        return np.ones((rows.shape[0], 1)), _size(sketch)
     if not scales.homogeneous:
-        return np.ones((len(rows.value), 1)), sketch
-    size = np.sqrt(sizes(rows, constant)[0])[:, None]
+        return np.ones((rows.shape[0], 1)), sketch
+    square = rows.survey[1] if isinstance(rows, Rows) else rows.size
+    if constant is not None:
+        square = square + np.square(constant.value)
+    size = np.sqrt(np.maximum(square, np.finfo(np.float64).tiny))[:, None]
     return size**scales.power, sketch.scaled(1.0 / size)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,13 @@ from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.heads import VACUOUS
 from fiberscope.checkpoints.equality.neuron_assignment import Scales, assign_neurons, sizes
 from fiberscope.checkpoints.equality.noisy import FAINT, Array, Noisy, joined
+from fiberscope.checkpoints.equality.rows import ENTRIES, Rows
 from fiberscope.checkpoints.equality.silence import with_constant
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
+from fiberscope.checkpoints.equality.tiles import statistic_of_rows
 
 REACH = 6.0
 """Standard deviations within which two arguments count as equal."""
-ENTRIES = 1 << 17
-"""Entries of a matrix of neurons that are fitted at a time."""
 
 
 @dataclass
@@ -81,9 +81,7 @@ def scales_of(folded: FoldedMlp, activation: Activation, name: str, free: bool) 
 def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) -> NeuronMatch:
     """Match the neurons of one layer (``a`` already in the frame of ``b``) and measure the rest."""
     live_a, live_b = _live(a), _live(b)
-    if live_a.sum() != live_b.sum() and (
-        _hidden(a, live_a) or _hidden(b, live_b) or _flushed(a, b) or _flushed(b, a)
-    ):
+    if live_a.sum() != live_b.sum() and _doubtful(a.held(), b.held(), live_a, live_b):
         hidden = f"{b.label}: the storage rounding hides whether some neurons are dead"
         return NeuronMatch(b.label, np.zeros(0, np.int64), np.ones(0), np.ones(0), reason=hidden)
     found = NeuronMatch(
@@ -102,7 +100,7 @@ def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) 
     order = assign_neurons(x, y, scales)
     up_scale, gate_scale, parts = _fit_in_parts(x, y, order, scales, rotated, b.label)
     whole = together(f"{b.label} neurons", parts)
-    found.uncertainty = max(_uncertainty(x), _uncertainty(y))
+    found.uncertainty = whole.uncertainty
     found.order[live_b] = np.flatnonzero(live_a)[order]
     found.up_scale[live_b], found.gate_scale[live_b] = up_scale, gate_scale
     if whole.is_same:
@@ -118,20 +116,35 @@ def _live(f: FoldedMlp) -> NDArray[np.bool_]:
     Zero as far as rounding tells: behind a LayerNorm a zero row may carry a multiple of ``1/gain``
     that cancels.
     """
-    live = ~f.down.is_faint
-    argument = f.up if f.gate is None else f.gate
-    constant = f.up_constant if f.gate is None else f.gate_constant
+    live = ~_is_faint(f.down, None)
     # Every table's activation but the sigmoid vanishes at zero; none is a sigmoid.
-    live &= ~_is_faint(argument, constant)
+    live &= ~_is_faint(*f.argument)
     if f.gate is not None:
         live &= ~_is_faint(f.up, f.up_constant)
     return live
 
 
-def _is_faint(rows: Noisy, constant: Noisy | None) -> NDArray[np.bool_]:
+def _is_faint(rows: Noisy | Rows, constant: Noisy | None) -> NDArray[np.bool_]:
     """:attr:`Noisy.is_faint` of the rows with their constants."""
+    count = rows.shape[0]
+    doubtful = np.arange(count)
+    if isinstance(rows, Rows):
+        doubtful = np.flatnonzero(~rows.survey[2])
+        if not doubtful.size:
+            return np.zeros(count, dtype=np.bool_)
+        rows = rows.chosen(doubtful).whole()
+        constant = None if constant is None else constant.part(doubtful)
     size, spread = sizes(rows, constant)
-    return np.asarray(size <= FAINT**2 * spread)
+    faint = np.zeros(count, dtype=np.bool_)
+    faint[doubtful] = size <= FAINT**2 * spread
+    return faint
+
+
+def _doubtful(
+    a: FoldedMlp, b: FoldedMlp, live_a: NDArray[np.bool_], live_b: NDArray[np.bool_]
+) -> bool:
+    """Whether rounding hides which neurons are dead."""
+    return _hidden(a, live_a) or _hidden(b, live_b) or _flushed(a, b) or _flushed(b, a)
 
 
 def _hidden(f: FoldedMlp, live: NDArray[np.bool_]) -> bool:
@@ -163,31 +176,7 @@ def _flushed(a: FoldedMlp, b: FoldedMlp) -> bool:
 
 def chosen(f: FoldedMlp, index: NDArray[np.int64]) -> FoldedMlp:
     """Some neurons, in the given order."""
-    if len(index) == f.up.shape[0] and (index == np.arange(len(index))).all():
-        return f
-
-    def pick(noisy: Noisy | None) -> Noisy | None:
-        return None if noisy is None else noisy.part(index)
-
-    return FoldedMlp(
-        f.label,
-        f.layer,
-        f.mlp,
-        f.up.part(index),
-        f.down.part(index),
-        pick(f.up_constant),
-        pick(f.gate),
-        pick(f.gate_constant),
-    )
-
-
-def _uncertainty(f: FoldedMlp) -> float:
-    argument, constant = (f.up, f.up_constant) if f.gate is None else (f.gate, f.gate_constant)
-    worst = 0.0
-    for size, spread in (sizes(argument, constant), sizes(f.down, None)):
-        share = spread / np.where(size > 0, size, np.inf)
-        worst = max(worst, float(np.sqrt(share.max(initial=0.0))))
-    return worst
+    return f.chosen(index)
 
 
 def _fit_in_parts(
@@ -202,11 +191,21 @@ def _fit_in_parts(
 
     Neurons do not depend on each other, so a few are fitted at a time.
     """
+    a = a.chosen(order)
+    if not (scales.gated or scales.homogeneous or scales.odd):
+        pairs = (a.up, b.up, a.up_constant, b.up_constant), (a.down, b.down, None, None)
+        if all(isinstance(rows, Rows) for pair in pairs for rows in pair[:2]):
+            ones = np.ones(len(order))
+            parts = [
+                statistic_of_rows(label, right, left, (second, first), rotated=rotated)
+                for left, right, first, second in pairs
+            ]
+            return ones, ones, parts
     found = []
-    step = max(64, ENTRIES // b.up.shape[1])
+    step = max(16, ENTRIES // b.up.shape[1])
     for start in range(0, len(order), step):
-        part = np.arange(start, min(start + step, len(order)))
-        found.append(_fit(chosen(a, order[part]), chosen(b, part), scales, rotated, label))
+        part = np.s_[start : start + step]
+        found.append(_fit(a.part(part), b.part(part), scales, rotated, label))
     up_scale, gate_scale, parts = zip(*found, strict=True)
     statistics = [one for each in parts for one in each]
     return np.concatenate(up_scale), np.concatenate(gate_scale), statistics
@@ -252,8 +251,11 @@ def _fit(
         down[0] = down[0].scaled(up_scale[:, None])
     if up_scale is not ones:
         up[0] = up[0].scaled(up_scale[:, None])
+    weighed = statistic(label, up[1], up[0], rotated=rotated, leverage=leverage)
+    if a.gate is not None:
+        weighed = replace(weighed, uncertainty=0.0)  # up is no argument: its product counts
     parts += [
-        statistic(label, up[1], up[0], rotated=rotated, leverage=leverage),
+        weighed,
         statistic(label, down[1], down[0], rotated=rotated, leverage=leverage),
     ]
     return up_scale, gate_scale, parts
@@ -290,6 +292,7 @@ def _compare_merged(
     Equal arguments make only the sum of ``down up^T`` (gated) or of ``down`` visible, so clusters
     are compared by that sum. Everything that is alone in both models is compared as before.
     """
+    a, b = a.held(), b.held()
     x, y = _arguments(a, scales), _arguments(b, scales)
     clusters = _clusters(x, y)
     if clusters is None:

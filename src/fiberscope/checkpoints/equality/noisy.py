@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,11 +47,13 @@ def rounded(stored: NDArray[Any], offset: float = 0.0) -> Noisy:
     if stored.dtype.name not in _FORMATS:
         stored = stored.astype(np.float32)
     point, smallest = _FORMATS[stored.dtype.name]
-    result = Noisy(np.empty(stored.shape), np.empty(stored.shape))
-    # Along the first axis where the storage is transposed, so that the cache holds both sides.
-    shape = (-1,) if stored.flags.c_contiguous else stored.shape
+    # In the order in which the numbers are stored: a transposed copy costs more than the rest.
+    axes = np.argsort([-abs(stride) for stride in stored.strides], kind="stable")
+    source = stored.transpose(axes)
+    result = Noisy(np.empty(source.shape), np.empty(source.shape))
+    shape = (-1,) if source.flags.c_contiguous else source.shape
     source, values, variances = (
-        array.reshape(shape) for array in (stored, result.value, result.variance)
+        array.reshape(shape) for array in (source, result.value, result.variance)
     )
     bits, powers = values.view(np.uint64), variances.view(np.uint64)
     step = max(1, CHUNK * len(source) // max(1, source.size))
@@ -67,7 +70,15 @@ def rounded(stored: NDArray[Any], offset: float = 0.0) -> Noisy:
             part *= part
             if offset:
                 values[chunk] += offset
-    return result
+    back = np.argsort(axes)
+    return Noisy(result.value.transpose(back), result.variance.transpose(back))
+
+
+def coarseness(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Largest variance of a stored number relative to its square, and that of tiny numbers."""
+    point, smallest = _FORMATS.get(dtype.name, _FORMATS["float32"])
+    relative = 4.0**-point / 12
+    return relative, relative * 4.0**smallest
 
 
 @dataclass
@@ -132,17 +143,14 @@ class Noisy:
     @property
     def size(self) -> Array:
         """Squared norm of every row."""
-        return np.asarray(np.einsum("...i,...i->...", self.value, self.value))
+        return np.asarray(np.vecdot(self.value, self.value))
 
     def fold(self, gain: Noisy | None, *, centred: bool) -> None:
         """Multiply the rows by a gain and take off their mean, in place, a few at a time."""
         width = self.shape[-1]
-        rows, spreads = self.value.reshape(-1, width), self.variance.reshape(-1, width)
         squares = 1.0 if gain is None else np.square(gain.value)
         own = (2 * np.finfo(np.float64).eps) ** 2
-        step = max(1, CHUNK // width)
-        for start in range(0, len(rows), step):
-            value, variance = rows[start : start + step], spreads[start : start + step]
+        for value, variance in _in_pieces(self.value, self.variance):
             if gain is not None:
                 variance *= squares
                 passed = np.square(value)
@@ -168,6 +176,10 @@ class Noisy:
         """Entries of one axis in another order."""
         return Noisy(np.take(self.value, index, axis), np.take(self.variance, index, axis))
 
+    def chosen(self, index: NDArray[np.int64]) -> Noisy:
+        """Some entries of the first axis, in the given order."""
+        return self.part(index)
+
     def part(self, index: Any) -> Noisy:
         """Any indexing that NumPy understands."""
         return Noisy(self.value[index], self.variance[index])
@@ -175,6 +187,22 @@ class Noisy:
     def reshaped(self, *shape: int) -> Noisy:
         """The same entries in another shape."""
         return Noisy(self.value.reshape(shape), self.variance.reshape(shape))
+
+
+def _in_pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Windows on arrays of one shape, whole rows (last axis), that fit the cache together."""
+    shape = arrays[0].shape
+    if arrays[0].size <= 2 * CHUNK or len(shape) == 1:
+        yield arrays
+        return
+    # Along the axis that is slowest in memory, the last one excepted.
+    axis = max(range(len(shape) - 1), key=lambda i: (abs(arrays[0].strides[i]), -i))
+    if shape[axis] == 1:
+        axis = int(np.argmax(shape[:-1]))
+    step = max(1, CHUNK * shape[axis] // arrays[0].size)
+    for start in range(0, shape[axis], step):
+        index = (*[slice(None)] * axis, slice(start, start + step))
+        yield tuple(array[index] for array in arrays)
 
 
 def along_axis(matrix: NDArray[T], array: NDArray[T], axis: int) -> NDArray[T]:

@@ -1,18 +1,21 @@
-"""Tables of a model, folded a few rows at a time: what is never held as a whole."""
+"""Matrices of a model, folded a few rows at a time: what is never held as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.noisy import Array, Noisy, rounded
+from fiberscope.checkpoints.equality.noisy import FAINT, Array, Noisy, coarseness, rounded
 
-ENTRIES = 1 << 17
-"""Entries of a table that are worked on at a time."""
+ENTRIES = 1 << 16
+"""Entries of a matrix that are worked on at a time: they stay in the cache."""
+SKETCH = 16
+"""Projections by which rows of two models are recognised."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,9 @@ class Rows:
         centring adds.
     factor
         What the rest is multiplied by.
+    columns, signs
+        Which stored column stands at every place, and what it is multiplied by in the end,
+        ``(d,)``; None: all as they are.
     """
 
     stored: NDArray[Any]
@@ -42,6 +48,8 @@ class Rows:
     level: bool = False
     mean: Noisy | None = None
     factor: float = 1.0
+    columns: NDArray[np.int64] | None = None
+    signs: Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -50,7 +58,10 @@ class Rows:
 
     def part(self, index: Any) -> Noisy:
         """Some rows."""
-        rows = rounded(self.stored[index], self.offset)
+        stored = self.stored[index]
+        if self.columns is not None:
+            stored = taken(stored, self.columns, 1)
+        rows = rounded(stored, self.offset)
         for mask, by in self.shifts:
             chosen = mask[index][:, None]
             rows.value += np.where(chosen, by.value, 0.0)
@@ -66,7 +77,60 @@ class Rows:
         if self.factor != 1.0:
             rows.value *= self.factor
             rows.variance *= self.factor**2
+        if self.signs is not None:
+            rows.value *= self.signs
         return rows
+
+    @cached_property
+    def survey(self) -> tuple[Array, Array, NDArray[np.bool_]]:
+        """What can be told of every row in one pass over the stored numbers.
+
+        Its projection on the rows of :func:`sketch_matrix`, ``(n, SKETCH)``, its squared norm,
+        and whether it is surely more than its rounding (where not, only :meth:`part` tells).
+        """
+        return self._survey(sketch_matrix(self.shape[1]))
+
+    def _survey(self, matrix: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+        assert self.mean is None and self.factor == 1.0 and not self.shifts
+        if self.signs is not None:
+            matrix = matrix * self.signs
+        if self.columns is not None:
+            # Columns need no moving for numbers that do not depend on their order.
+            back = np.argsort(self.columns)
+            gain = None if self.gain is None else self.gain.take(back, 0)
+            plain = replace(self, columns=None, signs=None, gain=gain)
+            return plain._survey(matrix[:, back])
+        width = self.shape[1]
+        weights = np.concatenate([matrix.T, np.ones((width, 1))], axis=1)
+        if self.level:
+            weights[:, :-1] -= weights[:, :-1].mean(axis=0)
+        if self.gain is not None:
+            weights *= self.gain.value[:, None]
+        found = np.empty((len(self.stored), weights.shape[1]))
+        before = np.empty(len(self.stored))
+        for index in pieces(self.shape):
+            values = np.empty_like(self.stored[index], dtype=np.float64)
+            np.add(self.stored[index], self.offset, out=values)
+            np.matmul(values, weights, out=found[index])
+            if self.gain is not None:
+                values *= self.gain.value
+            before[index] = np.vecdot(values, values)
+        size = before - found[:, -1] ** 2 / width if self.level else before
+        surely = size > np.maximum(2 * FAINT**2 * self._spread_below(before), 1e-12 * before)
+        return found[:, :-1], size, surely
+
+    def _spread_below(self, before: Array) -> Array:
+        """Bound on the summed variances of rows with these squared norms before centring."""
+        relative, least = coarseness(self.stored.dtype)
+        gain = Noisy.exact(np.ones(1)) if self.gain is None else self.gain
+        live = gain.value != 0
+        apart = gain.variance[live] / np.square(gain.value[live])
+        factor = relative + float(apart.max(initial=0.0)) * (1 + relative)
+        own = (2 * np.finfo(np.float64).eps) ** 2
+        extra = self.shape[1] * (least * float(np.square(gain.value).max()) + 1e-300)
+        if self.offset:
+            factor = np.inf  # the spacing is that of the stored number
+        return np.asarray((factor + own) * before + extra)
 
     def parts(self) -> Iterator[Noisy]:
         """All rows, a few at a time."""
@@ -80,6 +144,43 @@ class Rows:
             part = self.part(index)
             result.value[index], result.variance[index] = part.value, part.variance
         return result
+
+    @cached_property
+    def _whole(self) -> Noisy:
+        return self.whole()
+
+    @property
+    def value(self) -> Array:
+        """Values of all rows at once; they stay in memory."""
+        return self._whole.value
+
+    @property
+    def variance(self) -> Array:
+        """Variances of all rows at once; they stay in memory."""
+        return self._whole.variance
+
+    def chosen(self, index: NDArray[np.int64]) -> Rows:
+        """Some rows, in the given order."""
+        masks = tuple((mask[index], by) for mask, by in self.shifts)
+        return replace(self, stored=taken(self.stored, index, 0), shifts=masks)
+
+    def renamed(self, order: NDArray[np.int64], sign: Array) -> Rows:
+        """Columns in another order, and with signs."""
+        signs = sign if self.signs is None else self.signs[order] * sign
+        result = replace(self, signs=None if (signs == 1).all() else signs)
+        if (order == np.arange(len(order))).all():
+            return result
+
+        def moved(vector: Noisy | None) -> Noisy | None:
+            return None if vector is None else vector.take(order, 0)
+
+        return replace(
+            result,
+            columns=order if self.columns is None else self.columns[order],
+            shifts=tuple((mask, by.take(order, 0)) for mask, by in self.shifts),
+            gain=moved(self.gain),
+            mean=moved(self.mean),
+        )
 
     def average(self) -> Noisy:
         """Mean over the rows."""
@@ -100,6 +201,18 @@ class Rows:
     def scaled(self, factor: float) -> Rows:
         """Multiplied by an exact number."""
         return replace(self, factor=self.factor * factor)
+
+
+def sketch_matrix(width: int) -> Array:
+    """Random projections of vectors of one width, shape ``(SKETCH, width)``."""
+    return np.random.default_rng(20260930).standard_normal((SKETCH, width))
+
+
+def taken(stored: NDArray[Any], index: NDArray[np.int64], axis: int) -> NDArray[Any]:
+    """Rows or columns of a matrix in another order, laid out in memory as they were."""
+    if stored.ndim == 2 and abs(stored.strides[0]) < abs(stored.strides[1]):
+        return np.take(stored.T, index, axis=1 - axis, mode="clip").T
+    return np.take(stored, index, axis=axis, mode="clip")
 
 
 def pieces(shape: tuple[int, ...]) -> Iterator[slice]:

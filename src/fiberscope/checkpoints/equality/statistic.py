@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.stats import chi2
@@ -41,6 +41,8 @@ class Statistic:
         Norm of the residual relative to the norm of what it should match.
     independent
         How many of the residuals are independent, where that is known.
+    uncertainty
+        Largest relative rounding uncertainty of a row, of either model.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Statistic:
     count: int
     relative: float
     independent: float | None = None
+    uncertainty: float = 0.0
 
     @property
     def is_same(self) -> bool:
@@ -119,61 +122,143 @@ def statistic_of_parts(
     computed: bool = True,
 ) -> Statistic:
     """:func:`statistic` of pairs ``(found, expected)`` whose rows together are one array."""
-    factor = FLOOR * EPSILON * min(max(condition, 1.0), LARGEST_CONDITION) if computed else 0.0
-    total = expected_total = apart = norm = 0.0
-    largest, count = 0.0, 0
-    for value, spread, other, passed in _cached(parts):
-        count += value.size
+    tally = Tally(rotated, computed, condition, leverage)
+    for found, expected in parts:
+        tally.add(found, expected)
+    return tally.result(name, independent)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What some rows contribute.
+
+    Attributes
+    ----------
+    count
+        Their numbers.
+    total, likely, largest
+        Sum of the squared residuals in units of what is allowed, its expectation, and the largest.
+    apart, norm
+        Squared norms of the residuals and of what was found.
+    share
+        Largest squared relative rounding of a row.
+    """
+
+    count: int
+    total: float
+    likely: float
+    largest: float
+    apart: float
+    norm: float
+    share: float
+
+
+@dataclass
+class Tally:
+    """Adds up residuals; see :func:`statistic` for its settings."""
+
+    rotated: bool = False
+    computed: bool = True
+    condition: float = 1.0
+    leverage: float = 0.0
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def factor(self) -> float:
+        """Rounding of float64 that is allowed, relative to a row."""
+        if not self.computed:
+            return 0.0
+        return FLOOR * EPSILON * min(max(self.condition, 1.0), LARGEST_CONDITION)
+
+    def take(self, piece: Piece) -> None:
+        """Add rows that were measured elsewhere."""
+        self.pieces.append(piece)
+
+    def add(self, found: Noisy, expected: Noisy) -> None:
+        """Add rows."""
+        for arrays in _cached(found, expected):
+            self.take(self._piece(*arrays))
+
+    def _piece(self, value: Array, spread: Array, other: Array, passed: Array) -> Piece:
+        width, leverage = value.shape[-1], self.leverage
+        sizes = np.vecdot(value, value), np.vecdot(other, other)
+        spreads = np.add.reduce(spread, axis=-1), np.add.reduce(passed, axis=-1)
+        floor = self.factor**2 / width * np.maximum(*sizes)[:, None]
+        row = ((spreads[0] + spreads[1]) / width)[:, None]
         squared = value - other
         squared *= squared
-        size, other_size = row_squares(value), row_squares(other)
+        apart = float(np.add.reduce(squared, axis=None))
+        # Where a fit passes rounding on, the allowance is generous; what is expected is known.
         variance = spread + passed
-        floor = factor**2 / value.shape[-1] * np.maximum(size, other_size)
-        row = np.add.reduce(variance, axis=-1, keepdims=True) / value.shape[-1]
-        allowed = np.maximum(variance, row) if rotated else variance.copy()
+        plain = not self.rotated and not leverage
+        if self.rotated:
+            allowed = np.maximum(variance, row)
+        else:
+            allowed = variance if plain else variance.copy()
         allowed += floor + leverage * row
-        apart += float(np.add.reduce(squared, axis=None))
-        norm += float(size.sum())
         possible = allowed.min() > 0
+        likely = float(value.size)
         with np.errstate(divide="ignore", invalid="ignore"):
             z = squared
             z /= allowed
-            # The allowance is generous where a fit passes rounding on; what is expected is known.
-            share = variance
-            share *= 1 - leverage / 2
-            share += floor
-            share /= allowed
-        if not possible:
-            z = np.where(np.isnan(z), 0.0, z)  # equal numbers without rounding
-            share = np.where(allowed > 0, share, 1.0)
-        total += float(np.add.reduce(z, axis=None))
-        expected_total += float(np.add.reduce(share, axis=None))
-        largest = max(largest, float(z.max()))
-    if count == 0:
-        return Statistic(name, 0.0, 0.0, 0, 0.0)
-    relative = float(np.sqrt(apart / norm)) if norm else float(apart > 0)
-    rms = float(np.sqrt(total / max(expected_total, 0.1 * count)))
-    return Statistic(name, rms, float(np.sqrt(largest)), count, relative, independent)
+            if not possible:
+                z = np.where(np.isnan(z), 0.0, z)  # equal numbers without rounding
+            if not plain:
+                variance *= 1 - leverage / 2
+                variance += floor
+                variance /= allowed
+                if not possible:
+                    variance = np.where(allowed > 0, variance, 1.0)
+                likely = float(np.add.reduce(variance, axis=None))
+        return Piece(
+            value.size,
+            float(np.add.reduce(z, axis=None)),
+            likely,
+            float(z.max()),
+            apart,
+            float(sizes[0].sum()),
+            max(share(spreads[0], sizes[0]), share(spreads[1], sizes[1])),
+        )
+
+    def result(self, name: str, independent: float | None = None) -> Statistic:
+        """The statistic of all that was added."""
+        count = sum(piece.count for piece in self.pieces)
+        if not count:
+            return Statistic(name, 0.0, 0.0, 0, 0.0)
+        total, likely, apart, norm = (
+            sum(getattr(piece, key) for piece in self.pieces)
+            for key in ("total", "likely", "apart", "norm")
+        )
+        largest = max(piece.largest for piece in self.pieces)
+        return Statistic(
+            name,
+            float(np.sqrt(total / max(likely, 0.1 * count))),
+            float(np.sqrt(largest)),
+            count,
+            float(np.sqrt(apart / norm)) if norm else float(apart > 0),
+            independent,
+            float(np.sqrt(max(piece.share for piece in self.pieces))),
+        )
 
 
-def _cached(parts: Iterable[tuple[Noisy, Noisy]]) -> Iterator[list[Array]]:
+def share(spread: Array, size: Array) -> float:
+    """Largest rounding of a row relative to its size, both squared."""
+    live = size > 0
+    return float((spread[live] / size[live]).max(initial=0.0))
+
+
+def _cached(found: Noisy, expected: Noisy) -> Iterator[list[Array]]:
     """Values and variances of both, a few rows at a time: the temporaries stay in the cache."""
-    for found, expected in parts:
-        if not found.value.size:
-            continue
-        rows = (-1, found.shape[-1])
-        arrays = [
-            array.reshape(rows)
-            for array in (found.value, found.variance, expected.value, expected.variance)
-        ]
-        step = max(1, CHUNK // rows[1])
-        for start in range(0, len(arrays[0]), step):
-            yield [array[start : start + step] for array in arrays]
-
-
-def row_squares(values: Array) -> Array:
-    """Squared norm of every row, shape ``(n, 1)``."""
-    return np.asarray(np.einsum("ij,ij->i", values, values)[:, None])
+    if not found.value.size:
+        return
+    rows = (-1, found.shape[-1])
+    arrays = [
+        array.reshape(rows)
+        for array in (found.value, found.variance, expected.value, expected.variance)
+    ]
+    step = max(1, CHUNK // rows[1])
+    for start in range(0, len(arrays[0]), step):
+        yield [array[start : start + step] for array in arrays]
 
 
 def together(name: str, parts: list[Statistic]) -> Statistic:
@@ -188,4 +273,5 @@ def together(name: str, parts: list[Statistic]) -> Statistic:
         max(part.largest for part in parts),
         count,
         max(part.relative for part in parts),
+        uncertainty=max(part.uncertainty for part in parts),
     )

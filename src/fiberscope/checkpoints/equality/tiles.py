@@ -1,0 +1,233 @@
+"""The statistic of two stored matrices, straight from the stored numbers.
+
+What :func:`~fiberscope.checkpoints.equality.statistic.statistic_of_parts` does with variances in
+float64, element by element, is done here in few passes over pieces that stay in the cache. Values
+and residuals are float64. Variances and squared residuals, of which three digits matter, are float32
+in units of the rounding of the piece; where such units do not fit all its rows, float64 takes over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.equality.noisy import Array, Noisy, coarseness
+from fiberscope.checkpoints.equality.rows import Rows, pieces, taken
+from fiberscope.checkpoints.equality.silence import with_constant
+from fiberscope.checkpoints.equality.statistic import Piece, Statistic, Tally, share
+
+Single = NDArray[np.float32]
+_EXPONENT = np.uint32(0x7F80_0000)
+_SHORT = ("float32", "bfloat16", "float16")
+FAINTEST, STRONGEST = 1e-34, 1e30
+"""Squares between which float32 has all its digits."""
+
+
+def statistic_of_rows(
+    name: str,
+    found: Rows,
+    expected: Rows,
+    constants: tuple[Noisy | None, Noisy | None] = (None, None),
+    *,
+    rotated: bool,
+    computed: bool = True,
+) -> Statistic:
+    """:func:`statistic_of_parts` of two matrices of one shape that are folded as they are read.
+
+    Parameters
+    ----------
+    found, expected, rotated, computed
+        As there; nothing was fitted, so there is no leverage and no condition.
+    constants
+        One more entry for every row of both, ``(n,)``.
+    """
+    tally = Tally(rotated=rotated, computed=computed)
+    one, other = _Side.of(found, constants[0]), _Side.of(expected, constants[1])
+    for index in pieces(found.shape):
+        if not computed or one is None or other is None or not _add(tally, one, other, index):
+            tally.add(
+                _whole(found, constants[0], index), _whole(expected, constants[1], index)
+            )
+    return tally.result(name)
+
+
+def _whole(rows: Rows, constant: Noisy | None, index: slice) -> Noisy:
+    part = rows.part(index)
+    return with_constant(part, None if constant is None else constant.part(index))
+
+
+@dataclass
+class _Side:
+    """One matrix with what its columns are multiplied by.
+
+    Attributes
+    ----------
+    gain
+        Of the values, per column.
+    spacing, passed
+        Roots of the variance that a power of two and a stored number bring, per column: rounding
+        of the number itself and of its gain.
+    shifted
+        Variance of what is added to rows, per column.
+    """
+
+    rows: Rows
+    constant: Noisy | None
+    gain: Array | None
+    spacing: Array
+    passed: Array | None
+    shifted: Array | None
+
+    @classmethod
+    def of(cls, rows: Rows, constant: Noisy | None) -> _Side | None:
+        """None for matrices that only the general way can handle."""
+        name, width = rows.stored.dtype.name, rows.shape[1]
+        apart = bool(rows.shifts) or bool(rows.offset)
+        if name not in _SHORT or rows.mean is not None or rows.factor != 1.0:
+            return None
+        if rows.gain is not None and apart:
+            return None
+        if not all(mask.all() for mask, _ in rows.shifts):
+            return None
+        if rows.signs is not None and rows.level and (rows.signs != rows.signs[0]).any():
+            return None  # signs come after centring
+        gain = None if rows.gain is None else rows.gain.value
+        if rows.signs is not None:
+            gain = rows.signs if gain is None else gain * rows.signs
+        # What centring leaves of each variance, besides what it adds to all.
+        left = 1 - 2 / width if rows.level else 1.0
+        size = np.ones(width) if gain is None else np.abs(gain)
+        spacing = np.sqrt(coarseness(rows.stored.dtype)[0] * left) * size
+        passed = None if rows.gain is None else np.sqrt(left * rows.gain.variance)
+        shifted = None
+        if rows.shifts:
+            shifted = left * np.sum([by.variance for _, by in rows.shifts], axis=0)
+        return cls(rows, constant, gain, spacing, passed, shifted)
+
+    def stored(self, index: slice) -> Single:
+        """Some rows as they are stored, in float32."""
+        stored = self.rows.stored[index]
+        if self.rows.columns is not None:
+            stored = taken(stored, self.rows.columns, 1)
+        return stored if stored.dtype == np.float32 else stored.astype(np.float32)
+
+    def values(self, stored: Single) -> tuple[Array, Array, Array]:
+        """Folded values but for centring, the means to take off, and squared norms after that."""
+        values = np.empty_like(stored, dtype=np.float64)
+        values[...] = stored
+        if self.rows.offset:
+            values += self.rows.offset
+        for _, by in self.rows.shifts:
+            values += by.value
+        if self.gain is not None:
+            values *= self.gain
+        size = np.vecdot(values, values)
+        width = values.shape[1]
+        if not self.rows.level:
+            return values, np.zeros(len(size)), size
+        mean = values @ np.full(width, 1 / width)
+        return values, mean, np.maximum(size - width * mean**2, 0.0)
+
+    def variances(self, stored: Single, unit: float) -> tuple[Single, Array]:
+        """Variances in units but for what centring adds to a whole row, and their sums."""
+        variances = np.empty_like(stored)
+        np.bitwise_and(stored.view(np.uint32), _EXPONENT, out=variances.view(np.uint32))
+        if self.rows.stored.dtype.name == "float16":
+            np.maximum(variances, np.float32(2.0**-14), out=variances)
+        variances *= (self.spacing * unit).astype(np.float32)
+        variances *= variances
+        if self.passed is not None:
+            passed = stored * (self.passed * unit).astype(np.float32)
+            passed *= passed
+            variances += passed
+        if self.shifted is not None:
+            variances += (self.shifted * unit**2).astype(np.float32)
+        ones = np.ones(variances.shape[1], dtype=np.float32)
+        return variances, (variances @ ones).astype(np.float64)
+
+
+def _add(tally: Tally, found: _Side, expected: _Side, index: slice) -> bool:
+    """Add some rows; False where the units do not fit and nothing was added."""
+    sides = found, expected
+    stored = [side.stored(index) for side in sides]
+    (apart, mean, size), (other, other_mean, other_size) = (
+        side.values(part) for side, part in zip(sides, stored, strict=True)
+    )
+    width = found.rows.shape[1]
+    constants = [None if side.constant is None else side.constant.part(index) for side in sides]
+    sizes = [size, other_size]
+    for i, constant in enumerate(constants):
+        if constant is not None:
+            sizes[i] = sizes[i] + np.square(constant.value)
+    largest = np.maximum(*sizes)
+    floor = tally.factor**2 / (width + (constants[0] is not None)) * largest
+    coarse = max(coarseness(side.rows.stored.dtype)[0] for side in sides)
+    top = float(largest.max(initial=0.0)) * coarse / width
+    if not 0 < top < np.inf:
+        return False
+    unit = float(2.0 ** -np.round(np.log2(top) / 2))
+    if not float(floor.min()) * unit**2 > FAINTEST:
+        return False
+    variances = [side.variances(part, unit) for side, part in zip(sides, stored, strict=True)]
+    # What centring adds to every number of a row.
+    added = [
+        sums / (width * (width - 2)) if side.rows.level else np.zeros(len(sums))
+        for side, (_, sums) in zip(sides, variances, strict=True)
+    ]
+    spreads = [sums + width * more for (_, sums), more in zip(variances, added, strict=True)]
+    count = width
+    for i, constant in enumerate(constants):
+        if constant is not None:
+            count = width + 1
+            spreads[i] = spreads[i] + constant.variance * unit**2
+    floor = floor * unit**2
+    row, more = (spreads[0] + spreads[1]) / count, added[0] + added[1]
+    # A shift common to a row can be large: it goes before digits are dropped.
+    apart -= other
+    apart -= (mean - other_mean)[:, None]
+    apart *= unit
+    squared = apart.astype(np.float32)
+    squared *= squared
+    variance = variances[0][0]
+    variance += variances[1][0]
+    base = (more + floor).astype(np.float32)[:, None]
+    if tally.rotated:
+        allowed = np.maximum(variance, (row - more).astype(np.float32)[:, None])
+        allowed += base
+    else:
+        variance += base
+        allowed = variance
+    if not float(allowed.max()) < STRONGEST:
+        return False
+    away = float(np.add.reduce(squared, axis=None))
+    np.divide(squared, allowed, out=squared)
+    total, largest = float(np.add.reduce(squared, axis=None)), float(squared.max())
+    if not total < STRONGEST:
+        return False
+    likely = float(squared.size)
+    if tally.rotated:
+        variance += base
+        variance /= allowed
+        likely = float(np.add.reduce(variance, axis=None))
+    if constants[0] is not None and constants[1] is not None:
+        differ = np.square((constants[0].value - constants[1].value) * unit)
+        own = (constants[0].variance + constants[1].variance) * unit**2
+        allowed_there = np.maximum(own, row) + floor if tally.rotated else own + floor
+        z = differ / allowed_there
+        away += float(differ.sum())
+        total, largest = total + float(z.sum()), max(largest, float(z.max()))
+        likely += float(((own + floor) / allowed_there).sum())
+    tally.take(
+        Piece(
+            squared.shape[0] * count,
+            total,
+            likely,
+            largest,
+            away / unit**2,
+            float(sizes[0].sum()),
+            max(share(spread / unit**2, size) for spread, size in zip(spreads, sizes, strict=True)),
+        )
+    )
+    return True
