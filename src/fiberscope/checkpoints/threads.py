@@ -22,9 +22,7 @@ def workers() -> int:
     return min(MOST, os.cpu_count() or 1)
 
 
-def in_order(
-    tasks: Iterable[tuple[int, Callable[[], Result]]], allowance: int
-) -> Iterator[Result]:
+def in_order(tasks: Iterable[tuple[int, Callable[[], Result]]], allowance: int) -> Iterator[Result]:
     """Results of independent tasks, in the order of the tasks, computed a few at a time.
 
     Parameters

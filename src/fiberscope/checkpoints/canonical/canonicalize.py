@@ -207,9 +207,7 @@ def canonical_parameters(
     return dict(form.tensors()), form
 
 
-def workspace_of(
-    model: OpenModel, target: str | None = None, *, narrow: bool = False
-) -> Workspace:
+def workspace_of(model: OpenModel, target: str | None = None, *, narrow: bool = False) -> Workspace:
     """A workspace on an opened checkpoint, which will be written in a format or in its own."""
     source, matching = model.source, model.matching
     assert source is not None and matching is not None

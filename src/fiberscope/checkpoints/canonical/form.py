@@ -114,7 +114,10 @@ class CanonicalForm:
         while start < len(steps):
             stop = self._independent(steps, start)
             sizes = [self._size(step) for step in steps[start:stop]]
-            tasks = [(size, partial(self._done, step)) for size, step in zip(sizes, steps[start:stop], strict=True)]
+            tasks = [
+                (size, partial(self._done, step))
+                for size, step in zip(sizes, steps[start:stop], strict=True)
+            ]
             threads = 1 if sum(sorted(sizes)[-2:]) <= ALLOWANCE else None
             with limited(threads):
                 for number, found in enumerate(in_order(tasks, ALLOWANCE), start):

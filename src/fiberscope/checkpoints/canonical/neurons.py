@@ -11,7 +11,7 @@ from fiberscope.checkpoints.canonical.attention import TIE
 from fiberscope.checkpoints.canonical.places import Places, descending
 from fiberscope.checkpoints.canonical.points import Folded, Style
 from fiberscope.checkpoints.canonical.readers import reference, signed_norm
-from fiberscope.checkpoints.canonical.workspace import ROUNDINGS, relative_noise
+from fiberscope.checkpoints.canonical.workspace import ROUNDINGS, relative_noise, taken
 from fiberscope.checkpoints.forward.activations import ACTIVATIONS
 from fiberscope.checkpoints.ledger.rules.discrete import NEURON_PERMUTATION, ODD_SIGNS
 from fiberscope.checkpoints.ledger.rules.mlp import GATED
@@ -188,7 +188,7 @@ def _sort(neurons: Neurons, places: Places) -> None:
         return
     for part in (neurons.gate, neurons.up):
         if part is not None:
-            part.rows = part.rows[order]
+            part.rows = taken(part.rows, order)
             if part.constant is not None:
                 part.constant = part.constant[order]
             part.changed = True

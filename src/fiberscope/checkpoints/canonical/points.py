@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.canonical.frame import IDENTITY, Frame
 from fiberscope.checkpoints.canonical.places import Places
-from fiberscope.checkpoints.canonical.workspace import Workspace, is_rounding, without_mean
+from fiberscope.checkpoints.canonical.workspace import (
+    Workspace,
+    along_last,
+    along_rest,
+    dot_last,
+    is_rounding,
+    tiles,
+    without_mean,
+)
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free
 from fiberscope.checkpoints.ledger.rules.norms import gain_is_free
 from fiberscope.checkpoints.ledger.wiring import Point, Reader, Wiring
@@ -151,23 +159,33 @@ def fold(reader: Reader, form: PointForm, work: Workspace) -> Folded:
     spacing = work.spacing(reader.weight, form.point.norm.gain)
     constant = bias
     small: Array | None = None
+    brings = norm_bias is not None and bool(norm_bias.any())
+    scales = gain is not None and bool((gain != 1).any())
+    changed = not form.settled
+    # What the norm's bias brings, and means with the gain folded in, in one pass.
+    directions = np.zeros((2, rows.shape[-1]))
     if norm_bias is not None:
-        if norm_bias.any():
-            brought = rows @ norm_bias
+        directions[0] = norm_bias
+    directions[1] = (1.0 if gain is None else gain) / rows.shape[-1]
+    if brings or form.centred:
+        brought, means = dot_last(rows, directions)
+    if norm_bias is not None:
+        if brings:
             constant = brought if constant is None else constant + brought
             if reader.bias is None:
                 small = 8.0 * spacing * np.linalg.norm(rows * norm_bias, axis=-1)
         elif constant is None:
             constant = np.zeros(rows.shape[:-1])
-    if gain is not None and (gain != 1).any():
-        rows *= gain
-    changed = not form.settled
-    if form.centred:
-        means = rows.mean(axis=-1)
-        carried = reader.bias is None and form.bias is not None
-        if carried or changed or not is_rounding(means, rows, spacing):
+    carried = reader.bias is None and form.bias is not None
+    if form.centred and (carried or changed):
+        without_mean(rows, means, spacing, gain if scales else None)
+    else:
+        if scales and gain is not None:
+            for part, factor in zip(tiles(rows), along_last(rows, gain), strict=True):
+                part *= factor
+        if form.centred and not is_rounding(means, rows, spacing):
             without_mean(rows, means, spacing)
-            changed = changed or not carried
+            changed = True
     if frame.exact:
         frame.negate(rows)
     else:
@@ -183,7 +201,9 @@ def unfold(folded: Folded, work: Workspace) -> None:
     rows, constant = folded.rows, folded.constant
     if form.centred:
         # What is written must sum to zero to rounding, whatever has been multiplied since.
-        rows -= rows.mean(axis=-1, keepdims=True)
+        (means,) = dot_last(rows, np.full((1, rows.shape[-1]), 1.0 / rows.shape[-1]))
+        for part, mean in zip(tiles(rows), along_rest(rows, means), strict=True):
+            part -= mean
     gain = form.new_gain
     if gain is not None and (gain != 1).any():
         rows = np.divide(rows, gain, out=np.zeros_like(rows), where=gain != 0)

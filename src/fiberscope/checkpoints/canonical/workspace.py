@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -19,6 +19,8 @@ Array = NDArray[np.float64]
 
 SMALL = 1 << 16
 """Entries up to which a tensor is kept once read: norms and biases are asked for repeatedly."""
+CACHED = 1 << 15
+"""Entries of an array worked on at a time where several passes are made over it."""
 ROUNDINGS = 8.0
 """Deviations of up to this many standard deviations of storage rounding count as none."""
 SNAP = 2.0
@@ -99,11 +101,11 @@ class Workspace:
         window = view.window(self.stored(view.tensor))
         if last != -1:
             window = np.moveaxis(window, last, -1)
-        if order is not None:
-            window = _reordered(window, order)
-        values = window.astype(np.float64)
-        if view.offset:
-            values += view.offset
+        values = np.empty_like(window, dtype=np.float64)
+        for into, part in zip(tiles(values), _tiles_like(values, window, order), strict=True):
+            into[...] = part
+            if view.offset:
+                into += view.offset
         return values
 
     def as_written(self, view: View) -> Array:
@@ -191,11 +193,80 @@ class Workspace:
             del self._held[name]
 
 
-def _reordered(window: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
-    """Reorder the last axis, along the storage where it is transposed."""
-    if window.strides[-1] == max(window.strides):
-        return np.moveaxis(np.moveaxis(window, -1, 0)[order], 0, -1)
-    return np.take(window, order, axis=-1)
+def tiles(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The array in pieces that stay in the cache, along its slowest axis, that one first.
+
+    Its last axis is the slowest one or whole in every piece: see `along_last`.
+    """
+    front, step = _pieces(array)
+    for start in range(0, len(front), step):
+        yield front[start : start + step]
+
+
+def along_last(array: NDArray[Any], vector: Array) -> Iterator[Array]:
+    """For each of the `tiles`, the part of a vector along the array's last axis, to broadcast."""
+    front, step = _pieces(array)
+    slow = _slowest(array) == array.ndim - 1
+    for start in range(0, len(front), step):
+        part = vector[start : start + step] if slow else vector
+        yield part.reshape(-1, *[1] * (array.ndim - 1)) if slow else part
+
+
+def along_rest(array: NDArray[Any], values: Array) -> Iterator[Array]:
+    """For each of the `tiles`, the part of what has one value for every vector, to broadcast."""
+    front, step = _pieces(array)
+    axis = _slowest(array)
+    if axis == array.ndim - 1:
+        for _ in range(0, len(front), step):
+            yield values
+        return
+    moved = np.moveaxis(values, axis, 0)
+    for start in range(0, len(front), step):
+        yield moved[start : start + step, ..., None]
+
+
+def _slowest(array: NDArray[Any]) -> int:
+    return int(np.argmax(np.abs(array.strides))) if array.ndim else 0
+
+
+def _pieces(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    front = np.moveaxis(array, _slowest(array), 0)
+    return front, max(1, CACHED * len(front) // max(1, array.size))
+
+
+def _tiles_like(
+    like: Array, window: NDArray[Any], order: NDArray[np.int64] | None
+) -> Iterator[NDArray[Any]]:
+    """What belongs in the `tiles` of an array of the same shape, the last axis reordered."""
+    front, step = _pieces(like)
+    axis = _slowest(like)
+    moved = np.moveaxis(window, axis, 0)
+    for start in range(0, len(front), step):
+        if order is None:
+            yield moved[start : start + step]
+        elif axis == window.ndim - 1:
+            yield moved[order[start : start + step]]
+        else:
+            yield np.take(moved[start : start + step], order, axis=-1)
+
+
+def dot_last(array: Array, vectors: Array) -> Array:
+    """Products of the last axis with some vectors: ``(..., n)`` and ``(k, n)`` to ``(k, ...)``."""
+    if _slowest(array) != array.ndim - 1 or array.ndim == 1:
+        return np.moveaxis(array @ vectors.T, -1, 0)
+    front, step = _pieces(array)
+    total = np.zeros((len(vectors), front[0].size))
+    for start in range(0, len(front), step):
+        part = front[start : start + step]
+        total += vectors[:, start : start + step] @ part.reshape(len(part), -1)
+    return total.reshape(len(vectors), *array.shape[:-1])
+
+
+def taken(array: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
+    """``array[order]``, along the storage where it is transposed."""
+    if array.ndim == 2 and array.T.flags.c_contiguous:
+        return np.take(array.T, order, axis=1).T
+    return array[order]
 
 
 def _is_finite(array: NDArray[Any]) -> bool:
@@ -219,16 +290,35 @@ def _is_whole(array: NDArray[Any]) -> bool:
     return bool(columns.all())
 
 
-def without_mean(vectors: Array, means: Array, spacing: float) -> None:
+def without_mean(
+    vectors: Array, means: Array, spacing: float, factors: Array | None = None
+) -> None:
     """Subtract means along the last axis, in place; what is left of rounding only becomes zero.
 
     A vector that was zero before something was added along the ones vector would otherwise keep the
     rounding of the sum, and look alive.
+
+    Parameters
+    ----------
+    vectors
+        Shape ``(..., n)``.
+    means
+        Of the vectors (multiplied by the factors).
+    factors
+        What the entries are multiplied by first, shape ``(n,)``.
     """
-    vectors -= means[..., None]
+    subtracted = along_rest(vectors, means)
+    multiplied = None if factors is None else along_last(vectors, factors)
+    for part, mean in zip(tiles(vectors), subtracted, strict=True):
+        if multiplied is not None:
+            part *= next(multiplied)
+        part -= mean
+    # A single entry shows that most vectors are more than that.
+    size = (SNAP * spacing) ** 2 / (1.0 - (SNAP * spacing) ** 2) * vectors.shape[-1] * means**2
+    if (np.square(vectors[..., :4]).sum(axis=-1) > size).all():
+        return
     left = np.einsum("...i,...i->...", vectors, vectors)
-    before = left + vectors.shape[-1] * means**2
-    noise = left <= (SNAP * spacing) ** 2 * before
+    noise = left <= size
     if noise.any():
         vectors[noise] = 0.0
 
