@@ -207,7 +207,7 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
         # The columns of a tied table name the units of the dense layer too.
         order = np.abs(frame.matrix).argmax(axis=1)
         moved = carried_mlp(one, frame, down_moves=False)
-        moved = _renamed(moved, order)
+        moved, other = moved.chosen(order).held(), other.held()
         assert rows_a is not None and rows_b is not None
         found.statistics.append(statistic(other.label, other.up, moved.up, rotated=found.mixes))
         if moved.up_constant is not None and other.up_constant is not None:
@@ -238,12 +238,6 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
         found.statistics.append(
             statistic("constants of the logits", bias_b.reshaped(1, -1), bias_a.reshaped(1, -1))
         )
-
-
-def _renamed(f: FoldedMlp, order: np.ndarray) -> FoldedMlp:
-    """Units of the dense layer in another order."""
-    constant = None if f.up_constant is None else f.up_constant.take(order, 0)
-    return FoldedMlp(f.label, f.layer, f.mlp, f.up.take(order, 0), f.down.take(order, 0), constant)
 
 
 def first_difference(statistics: list[Statistic]) -> Iterator[Statistic]:

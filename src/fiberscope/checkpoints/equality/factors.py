@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,36 +71,25 @@ def fit_basis(
         return _fit_scalar(plain, plain_moved, dual, dual_moved, plain_noise, dual_noise)
     noise = np.maximum(plain_noise, _smallest(plain_moved))
     back = np.maximum(dual_noise, _smallest(dual_moved))
-    gram = plain @ adjoint(plain)
-    gram_moved = dual_moved @ adjoint(dual_moved)
-    cross = plain_moved @ adjoint(plain)
-    cross_dual = dual_moved @ adjoint(dual)
-    freedom = plain.shape[-2] * (plain.shape[-1] + dual.shape[-1] - r)
-    starts: tuple[Callable[[], NDArray[Any]], ...] = (
-        lambda: _divide(cross, gram),
-        lambda: _divide_left(gram_moved, cross_dual),
-        lambda: _solve(gram, gram_moved, cross + cross_dual, _eye(gram), np.ones_like(noise)),
+    whole = _Problem(plain, plain_moved, dual, dual_moved, noise, back)
+    enough = GOOD_ENOUGH * max(1, r * (plain.shape[-1] + dual.shape[-1] - r))
+    starts: tuple[Callable[[_Problem], NDArray[Any]], ...] = (
+        lambda p: p.cross @ _inverse_gram(p.gram),
+        lambda p: _inverse_gram(p.gram_moved) @ p.cross_dual,
+        lambda p: _solve(
+            p.gram, p.gram_moved, p.cross + p.cross_dual, _eye(p.gram), np.ones_like(p.noise)
+        ),
     )
-    best, best_score = _eye(gram).astype(cross.dtype), np.full(len(gram), np.inf)
+    kind = np.result_type(plain, plain_moved)
+    best = np.broadcast_to(np.eye(r, dtype=kind), (len(plain), r, r)).copy()
+    best_score = np.full(len(plain), np.inf)
     for start in starts:
         # Well-conditioned circuits need no iteration: what already looks like rounding is done.
-        open_ = np.flatnonzero(best_score > GOOD_ENOUGH * max(freedom, 1))
+        open_ = np.flatnonzero(best_score > enough)
         if not open_.size:
             break
-        first = start()[open_]
-        problem = _Problem(
-            plain[open_],
-            plain_moved[open_],
-            dual[open_],
-            dual_moved[open_],
-            noise[open_],
-            back[open_],
-            gram[open_],
-            gram_moved[open_],
-            cross[open_],
-            cross_dual[open_],
-        )
-        for matrix, score in problem.climb(first, GOOD_ENOUGH * max(freedom, 1)):
+        problem = whole if open_.size == len(plain) else whole.some(open_)
+        for matrix, score in problem.climb(start(problem), enough):
             better = score < best_score[open_]
             best[open_[better]] = matrix[better]
             best_score[open_[better]] = score[better]
@@ -117,10 +107,33 @@ class _Problem:
     dual_moved: NDArray[Any]
     noise: NDArray[np.float64]
     back: NDArray[np.float64]
-    gram: NDArray[Any]
-    gram_moved: NDArray[Any]
-    cross: NDArray[Any]
-    cross_dual: NDArray[Any]
+
+    @cached_property
+    def gram(self) -> NDArray[Any]:
+        return np.asarray(self.plain @ adjoint(self.plain))
+
+    @cached_property
+    def gram_moved(self) -> NDArray[Any]:
+        return np.asarray(self.dual_moved @ adjoint(self.dual_moved))
+
+    @cached_property
+    def cross(self) -> NDArray[Any]:
+        return np.asarray(self.plain_moved @ adjoint(self.plain))
+
+    @cached_property
+    def cross_dual(self) -> NDArray[Any]:
+        return np.asarray(self.dual_moved @ adjoint(self.dual))
+
+    def some(self, chosen: NDArray[np.int64]) -> _Problem:
+        """Some of the circuits."""
+        return _Problem(
+            self.plain[chosen],
+            self.plain_moved[chosen],
+            self.dual[chosen],
+            self.dual_moved[chosen],
+            self.noise[chosen],
+            self.back[chosen],
+        )
 
     def climb(
         self, matrix: NDArray[Any], enough: float
@@ -261,16 +274,10 @@ def _solve(
     return np.asarray((spread[..., None] * middle) @ root)
 
 
-def _divide(cross: NDArray[Any], gram: NDArray[Any]) -> NDArray[Any]:
-    return np.asarray(cross @ np.linalg.pinv(gram, rcond=1e-13, hermitian=True))
-
-
-def _divide_left(gram: NDArray[Any], cross: NDArray[Any]) -> NDArray[Any]:
-    return np.asarray(np.linalg.pinv(gram, rcond=1e-13, hermitian=True) @ cross)
-
-
 def _completed(matrix: NDArray[Any]) -> NDArray[Any]:
     """Make singular fits invertible: directions in which neither factor lives may go anywhere."""
+    if not _doubtful(matrix).any():
+        return matrix
     left, values, right = np.linalg.svd(matrix)
     largest = values[..., :1]
     lost = values <= 1e-13 * largest
@@ -287,4 +294,33 @@ def _smallest_kept(values: NDArray[np.float64], lost: NDArray[np.bool_]) -> NDAr
 
 def _inverse(matrix: NDArray[Any]) -> NDArray[Any]:
     """Inverse; directions in which a rank-deficient circuit leaves it open go to zero."""
-    return np.linalg.pinv(matrix, rcond=1e-13)
+    return _pseudo_inverse(matrix, False)
+
+
+def _inverse_gram(gram: NDArray[Any]) -> NDArray[Any]:
+    """:func:`_inverse` of Hermitian matrices."""
+    return _pseudo_inverse(gram, True)
+
+
+def _pseudo_inverse(matrix: NDArray[Any], hermitian: bool) -> NDArray[Any]:
+    """By elimination where that is as good, batch entry by batch entry."""
+    try:
+        inverse = np.linalg.inv(matrix)
+    except np.linalg.LinAlgError:
+        return np.linalg.pinv(matrix, rcond=1e-13, hermitian=hermitian)
+    doubtful = _doubtful(matrix, inverse)
+    if doubtful.any():
+        inverse[doubtful] = np.linalg.pinv(matrix[doubtful], rcond=1e-13, hermitian=hermitian)
+    return np.asarray(inverse)
+
+
+def _doubtful(matrix: NDArray[Any], inverse: NDArray[Any] | None = None) -> NDArray[np.bool_]:
+    """Where a matrix may be singular to working precision."""
+    if inverse is None:
+        try:
+            inverse = np.linalg.inv(matrix)
+        except np.linalg.LinAlgError:
+            return np.ones(len(matrix), dtype=np.bool_)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sizes = [np.sqrt((np.abs(x) ** 2).sum(axis=(-1, -2))) for x in (matrix, inverse)]
+        return np.asarray(~(sizes[0] * sizes[1] < 1e12))

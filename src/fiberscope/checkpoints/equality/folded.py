@@ -10,7 +10,6 @@ by, so zero gains need no special case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -26,7 +25,7 @@ from fiberscope.checkpoints.architecture.program import (
     Observable,
 )
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention, FoldedMlp, Vectors
-from fiberscope.checkpoints.equality.noisy import Noisy, joined
+from fiberscope.checkpoints.equality.noisy import Noisy
 from fiberscope.checkpoints.equality.rotary_order import (
     ordered_rotary,
     other_layout,
@@ -34,6 +33,7 @@ from fiberscope.checkpoints.equality.rotary_order import (
     score_scale,
 )
 from fiberscope.checkpoints.equality.rows import Rows
+from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free, unrotated_index
 from fiberscope.checkpoints.ledger.rules.discrete import sharing_positions
@@ -63,20 +63,18 @@ class FoldedModel:
     def _constant_input(self, point: Point) -> Noisy | None:
         return None if point.norm.bias is None else self.model.read(point.norm.bias)
 
-    def reader(self, reader: Reader, point: Point) -> tuple[Noisy, Noisy | None]:
-        """Folded rows ``(..., d)`` of a linear map and its constant ``(...)``."""
-        rows = self.model.read(reader.weight)
-        constant = self._constant(reader, point, [rows])
-        rows.fold(self._gain(point), centred=point.norm.kind is NormKind.LAYER)
-        return rows, constant
-
-    def _constant(self, reader: Reader, point: Point, rows: Iterable[Noisy]) -> Noisy | None:
-        """A map's bias and what the constant part of its input brings (from its stored rows)."""
+    def reader(self, reader: Reader, point: Point) -> tuple[Rows, Noisy | None]:
+        """Folded rows ``(n, d)`` of a linear map, and its constant in the map's own shape."""
+        view = reader.weight
+        # Tables are looked at several times, so they stay.
+        held = self._held(view) if reader.role is Role.OUTPUT else self.model.stored(view)
+        rows = Rows(held.reshape(-1, held.shape[-1]), view.offset)
         constant = None if reader.bias is None else self.model.read(reader.bias)
         if (bias := self._constant_input(point)) is not None:
-            brought = joined([part.dot(bias) for part in rows], 0)
+            brought = rows.dot(bias).reshaped(*view.shape[:-1])
             constant = brought if constant is None else constant + brought
-        return constant
+        layer = point.norm.kind is NormKind.LAYER
+        return replace(rows, gain=self._gain(point), level=layer), constant
 
     def write(self, array: T, segment: Segment, axis: int = -1) -> T:
         """What a writer adds, less what nobody reads; an array of numbers is changed in place."""
@@ -92,10 +90,11 @@ class FoldedModel:
     def attention(self, attention: Attention) -> FoldedAttention:
         """Neutral form of one attention."""
         wiring, a = self.wiring, attention
-        parts: dict[Role, tuple[Noisy, Noisy | None]] = {}
+        parts: dict[Role, tuple[Stack, Noisy | None]] = {}
         for role in (Role.QUERY, Role.KEY, Role.VALUE):
             reader = wiring.reader_of(a, role)
-            parts[role] = self.reader(reader, wiring.point_of(a, role))
+            folded, constant = self.reader(reader, wiring.point_of(a, role))
+            parts[role] = Stack(folded, reader.weight.shape[:-1]), constant
         key, key_constant = parts[Role.KEY]
         if key_constant is not None and a.key_norm is None:
             dead = unrotated_index(a)
@@ -110,7 +109,9 @@ class FoldedModel:
             whole = Noisy(whole.value.transpose(1, 2, 0), whole.variance.transpose(1, 2, 0))
             live = self._live_buckets(owner, whole.shape[-1])
             table = whole.take(live, 2).centred(-1)
-        output = self.write(self.model.read(a.output), wiring.segment_of(a))
+        stored = self.model.stored(a.output)
+        written = Rows(stored.reshape(-1, stored.shape[-1]), a.output.offset)
+        output = Stack(self.write(written, wiring.segment_of(a)), a.output.shape[:-1])
         query, query_constant = parts[Role.QUERY]
         if self.other_rotary_layout and a.rotary is not None:
             a = replace(a, rotary=other_layout(a.rotary))
@@ -158,10 +159,10 @@ class FoldedModel:
         wiring, m = self.wiring, mlp
         point = wiring.point_reading(m.up)
         readers = {reader.weight: reader for reader in point.readers}
-        up, up_constant = self._reading_rows(readers[m.up], point)
+        up, up_constant = self.reader(readers[m.up], point)
         gate = gate_constant = None
         if m.gate is not None:
-            gate, gate_constant = self._reading_rows(readers[m.gate], point)
+            gate, gate_constant = self.reader(readers[m.gate], point)
         written = m.down.permute(1, 0)
         down = Rows(self.model.stored(written), written.offset)
         down = self.write(down, wiring.segment_writing(m.down))
@@ -330,9 +331,14 @@ class FoldedModel:
         reader, point = self.wiring.reader_of(a, Role.VALUE), self.wiring.point_of(a, Role.VALUE)
         if reader.bias is None and point.norm.bias is None:
             return None
-        constant = self._constant(reader, point, [self.model.read(reader.weight)])
+        constant = self.reader(reader, point)[1]
         if constant is None:
             return None
+        if a.output.shape[1] == 1:
+            stored = self.model.stored(a.output)
+            rows = Rows(stored.reshape(-1, stored.shape[-1]), a.output.offset)
+            return rows.combined(constant.reshaped(-1))
+        # Heads that share values share their rounding too: they are added up first.
         output = self.model.read(a.output)
         summed = Noisy(output.value.sum(axis=1), output.variance.sum(axis=1))
         flat = summed.reshaped(-1, summed.shape[-1])
@@ -362,17 +368,8 @@ class FoldedModel:
             bias = None if bias is None else bias.centred(0)
         return Vectors(head.label, rows), bias
 
-    def _reading_rows(self, reader: Reader, point: Point) -> tuple[Rows, Noisy | None]:
-        """What :meth:`reader` gives, a few rows at a time."""
-        view = reader.weight
-        table = reader.role is Role.OUTPUT
-        rows = Rows(self._held(view) if table else self.model.stored(view), view.offset)
-        constant = self._constant(reader, point, rows.parts())
-        layer = point.norm.kind is NormKind.LAYER
-        return replace(rows, gain=self._gain(point), level=layer), constant
-
     def _unembedding(self, reader: Reader, point: Point) -> tuple[Vectors | None, Noisy | None]:
-        rows, constant = self._reading_rows(reader, point)
+        rows, constant = self.reader(reader, point)
         if constant is not None and reader.bias is None and self._keeps_bias(point):
             constant = None  # the norm's bias is compared itself
         if self.wiring.observable is Observable.PROBABILITIES:

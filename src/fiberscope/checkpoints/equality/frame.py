@@ -22,6 +22,7 @@ from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.noisy import Array, Noisy, along_axis
 from fiberscope.checkpoints.equality.rows import Rows
+from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.ledger import Ledger
 from fiberscope.checkpoints.ledger.rules.discrete import COORDINATE_PERMUTATION, COORDINATE_SIGNS
 from fiberscope.checkpoints.ledger.rules.stream import ROTATION
@@ -96,6 +97,10 @@ class Frame:
             if not self.rotated:
                 return array.renamed(*self.renaming)
             array = array.whole()
+        elif isinstance(array, Stack):
+            if not self.rotated and axis == -1:
+                return Stack(array.rows.renamed(*self.renaming), array.lead)
+            array = array.held()
         if self.rotated:
             moved = Noisy(
                 along_axis(self.matrix, array.value, axis),

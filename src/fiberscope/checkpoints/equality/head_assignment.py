@@ -9,11 +9,10 @@ from scipy.optimize import linear_sum_assignment
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
 from fiberscope.checkpoints.equality.noisy import Noisy, whitened
 from fiberscope.checkpoints.equality.normalised_heads import energies
+from fiberscope.checkpoints.equality.rows import sketch_matrix
 from fiberscope.checkpoints.equality.silence import with_constant
+from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
-
-SKETCH = 16
-"""Random columns with which circuits are compared before their bases are known."""
 
 
 def assign_heads(
@@ -46,9 +45,8 @@ def assign_heads(
 def _sketches(f: FoldedAttention) -> list[Noisy]:
     """Invariants of every head, parts of shape ``(G m, features)``; dead heads are near zero."""
     rng = np.random.default_rng(20260930)
-    count, inside, _, width = f.query.shape
-    stream = rng.standard_normal((3, SKETCH, width))
-    query, key = f.query.turned(stream[0], -1), f.key.turned(stream[1], -1)
+    count, inside = f.query.shape[:2]
+    query, key = _sketch(f.query), _sketch(f.key)
     query, key = with_constant(query, f.query_constant), with_constant(key, f.key_constant)
     key = _repeated(key, inside)
     parts = []
@@ -71,11 +69,18 @@ def _sketches(f: FoldedAttention) -> list[Noisy]:
         # Behind norms of their own only signs and turns of planes act on queries and keys.
         mixed = rng.standard_normal(f.query.shape[2])
         parts += [energies(f, query, mixed), energies(f, key, mixed)]
-    value, output = f.value.turned(stream[2], -1), f.output.turned(stream[0], -1)
+    value, output = _sketch(f.value), _sketch(f.output)
     parts.append(_contracted(output, _repeated(value, inside)))
     if f.table is not None:
         parts.append(f.table)
     return [part.reshaped(count * inside, -1) for part in parts]
+
+
+def _sketch(factor: Noisy) -> Noisy:
+    """Projections of all rows on a few random columns."""
+    if isinstance(factor, Stack):
+        return factor.sketch
+    return factor.turned(sketch_matrix(factor.shape[-1]), -1)
 
 
 def _repeated(noisy: Noisy, inside: int) -> Noisy:

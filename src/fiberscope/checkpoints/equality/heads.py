@@ -28,9 +28,12 @@ from fiberscope.checkpoints.equality.silence import (
     with_constant,
     without_silent_groups,
 )
+from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 
+BATCH = 1 << 18
+"""Numbers of a factor pair that are worked on at a time: they stay in the cache."""
 VACUOUS = 0.1
 """Relative uncertainty of a circuit's product above which agreement would say nothing."""
 
@@ -150,25 +153,69 @@ def blocks(attention: Attention) -> Iterator[tuple[NDArray[np.int64], NDArray[np
 
 def _query_key(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> Array:
     """Fit the query/key bases, and add one statistic per group."""
-    count, _, width = b.query.shape[:3]
-    plain = [with_constant(f.query, f.query_constant) for f in (a, b)]
-    plain = [
-        Noisy(
-            p.value.transpose(0, 2, 1, 3).reshape(count, width, -1),
-            p.variance.transpose(0, 2, 1, 3).reshape(count, width, -1),
-        )
-        for p in plain
-    ]
-    dual = [with_constant(f.key, f.key_constant) for f in (a, b)]
+    count, inside, width, features = b.query.shape
+    matrices = []
+    for groups in _few(count, (inside + 1) * width * features):
+        plain, dual = [], []
+        for f in (a, b):
+            constants = f.query_constant, f.key_constant
+            query, key = (
+                with_constant(_held(x, groups), None if c is None else c.part(groups))
+                for x, c in zip((f.query, f.key), constants, strict=True)
+            )
+            plain.append(_side_by_side(query))
+            dual.append(key)
+        matrices.append(_fit_query_key(plain, dual, b.attention, found, groups, count, rotated))
+    return np.concatenate(matrices)
+
+
+def _few(count: int, size: int) -> Iterator[slice]:
+    """Groups that are worked on at a time, ``size`` numbers each."""
+    step = max(1, BATCH // max(1, size))
+    for start in range(0, count, step):
+        yield np.s_[start : min(start + step, count)]
+
+
+def _held(factor: Noisy, groups: slice) -> Noisy:
+    part = factor.part(groups)
+    return part.held() if isinstance(part, Stack) else part
+
+
+def _side_by_side(heads: Noisy) -> Noisy:
+    """The heads of a group as one factor: ``(G, m, r, n) -> (G, r, m n)``."""
+    count, _, width, _ = heads.shape
+    return Noisy(
+        heads.value.transpose(0, 2, 1, 3).reshape(count, width, -1),
+        heads.variance.transpose(0, 2, 1, 3).reshape(count, width, -1),
+    )
+
+
+def _fit_query_key(
+    plain: list[Noisy],
+    dual: list[Noisy],
+    attention: Attention,
+    found: HeadMatch,
+    groups: slice,
+    total: int,
+    rotated: bool,
+) -> Array:
+    """The bases of some groups, and their statistics."""
+    count, width = plain[1].shape[:2]
     matrix = np.zeros((count, width, width))
     back = np.zeros((count, width, width))
-    for first, second in blocks(b.attention):
+    for first, second in blocks(attention):
         if second is None:
+            whole = len(first) == width
             change = _fit(
-                [p.value[:, first] for p in plain],
-                [d.value[:, first] for d in dual],
-                [p.variance[:, first] for p in plain],
-                [d.variance[:, first] for d in dual],
+                *(
+                    [x if whole else x[:, first] for x in pair]
+                    for pair in (
+                        [p.value for p in plain],
+                        [d.value for d in dual],
+                        [p.variance for p in plain],
+                        [d.variance for d in dual],
+                    )
+                )
             )
             matrix[:, first[:, None], first] = change.matrix
             back[:, first[:, None], first] = change.dual
@@ -190,10 +237,18 @@ def _query_key(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated
                     target[:, second[:, i], second[:, j]] = z[:, :, i, j].real
                     target[:, second[:, i], first[:, j]] = z[:, :, i, j].imag
                     target[:, first[:, i], second[:, j]] = -z[:, :, i, j].imag
-    free = 1 if b.attention.rotary is not None else width
+    free = 1 if attention.rotary is not None else width
     leverage = 2 * free / (plain[1].shape[-1] + dual[1].shape[-1])
-    _measure(found, "QK", plain, dual, BasisChange(matrix, back), leverage, rotated)
+    names = _names(found, "QK", groups, total)
+    _measure(found, names, plain, dual, BasisChange(matrix, back), leverage, rotated)
     return matrix
+
+
+def _names(found: HeadMatch, circuit: str, groups: slice, total: int) -> list[str]:
+    name = f"{found.label} {circuit}"
+    if total == 1:
+        return [name]
+    return [f"{name}, group {group}" for group in range(groups.start, groups.stop)]
 
 
 def _planes(array: Array, pair: tuple[NDArray[Any], NDArray[Any]], unit: complex) -> NDArray[Any]:
@@ -214,24 +269,22 @@ def _fit(
 
 
 def _value_output(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> Array:
-    count, _, width = b.output.shape[:3]
-    plain = [a.value, b.value]
-    dual = [
-        Noisy(
-            f.output.value.transpose(0, 2, 1, 3).reshape(count, width, -1),
-            f.output.variance.transpose(0, 2, 1, 3).reshape(count, width, -1),
+    count, inside, width, features = b.output.shape
+    matrices = []
+    for groups in _few(count, (inside + 1) * width * features):
+        plain = [_held(f.value, groups) for f in (a, b)]
+        dual = [_side_by_side(_held(f.output, groups)) for f in (a, b)]
+        change = _fit(
+            [p.value for p in plain],
+            [d.value for d in dual],
+            [p.variance for p in plain],
+            [d.variance for d in dual],
         )
-        for f in (a, b)
-    ]
-    change = _fit(
-        [p.value for p in plain],
-        [d.value for d in dual],
-        [p.variance for p in plain],
-        [d.variance for d in dual],
-    )
-    leverage = 2 * width / (plain[1].shape[-1] + dual[1].shape[-1])
-    _measure(found, "VO", plain, dual, change, leverage, rotated)
-    return change.matrix
+        leverage = 2 * width / (plain[1].shape[-1] + dual[1].shape[-1])
+        names = _names(found, "VO", groups, count)
+        _measure(found, names, plain, dual, change, leverage, rotated)
+        matrices.append(change.matrix)
+    return np.concatenate(matrices)
 
 
 def _wholes(
@@ -276,7 +329,7 @@ def _trial(label: str) -> HeadMatch:
 
 def _measure(
     found: HeadMatch,
-    circuit: str,
+    names: list[str],
     plain: list[Noisy],
     dual: list[Noisy],
     change: BasisChange,
@@ -288,9 +341,7 @@ def _measure(
     condition = change.condition
     moved = Noisy(matrix @ plain[0].value, matrix**2 @ plain[0].variance)
     moved_dual = Noisy(back @ dual[0].value, back**2 @ dual[0].variance)
-    for group in range(len(matrix)):
-        name = f"{found.label} {circuit}"
-        name += f", group {group}" if len(matrix) > 1 else ""
+    for group, name in enumerate(names):
         parts = [
             statistic(
                 name,
@@ -307,18 +358,32 @@ def _measure(
     share = np.maximum(uncertainty(plain[0], dual[0]), uncertainty(plain[1], dual[1]))
     worst = int(share.argmax())
     if share[worst] > found.uncertainty[0]:
-        found.uncertainty = (float(share[worst]), f"{found.label} {circuit}, group {worst}")
+        found.uncertainty = (float(share[worst]), names[worst])
 
 
 def uncertainty(plain: Noisy, dual: Noisy) -> Array:
     """Relative rounding uncertainty of the products ``dual^T plain``, per group."""
     left, right = plain.size, dual.size
     spread = (right * plain.variance.sum(-1) + left * dual.variance.sum(-1)).sum(-1)
-    gram = plain.value @ plain.value.swapaxes(-1, -2)
-    gram_dual = dual.value @ dual.value.swapaxes(-1, -2)
-    size = np.einsum("gst,gst->g", gram, gram_dual)
-    live = size > 1e-12 * (left.sum(-1) * right.sum(-1))
+    bound = left.sum(-1) * right.sum(-1)
+    size = _product_size(plain.value, dual.value, bound)
+    live = size > 1e-12 * bound
     return np.sqrt(np.where(live, spread / np.where(live, size, 1.0), 0.0))
+
+
+def _product_size(plain: Array, dual: Array, bound: Array) -> Array:
+    """Squared norms of ``dual^T plain``: float32 does, but where nearly everything cancels."""
+    size = np.empty(len(plain))
+    for group, limit in enumerate(bound):
+        if 1e-25 < limit < 1e25:
+            scale = float(limit) ** -0.25  # the norms of both factors multiply to one
+            p, d = ((x[group] * scale).astype(np.float32) for x in (plain, dual))
+            size[group] = float(np.vdot(p @ p.T, d @ d.T)) * limit
+            if size[group] > 1e-4 * limit:
+                continue
+        p, d = plain[group], dual[group]
+        size[group] = np.vdot(p @ p.T, d @ d.T)
+    return size
 
 
 def _normalised(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> None:

@@ -13,8 +13,6 @@ from fiberscope.checkpoints.equality.folded_parts import FoldedMlp
 from fiberscope.checkpoints.equality.noisy import Array, Noisy, whitened
 from fiberscope.checkpoints.equality.rows import SKETCH, Rows, sketch_matrix
 
-ROWS = 256
-"""Rows whose rounding is looked at before neurons are matched."""
 LARGEST_ASSIGNMENT = 6000
 """Neurons that an optimal assignment is asked to sort out when neighbours are not unique."""
 
@@ -74,10 +72,7 @@ def _sketch(rows: Noisy | Rows, constant: Noisy | None = None) -> Noisy:
     """
     matrix = sketch_matrix(rows.shape[1])
     if isinstance(rows, Rows):
-        # The rounding only sets a scale: that of some rows is enough.
-        some = rows.part(np.s_[:: max(1, rows.shape[0] // ROWS)])
-        spread = np.median(some.variance @ np.square(matrix.T), axis=0)
-        seen = Noisy(rows.survey[0], np.broadcast_to(spread, (rows.shape[0], SKETCH)))
+        seen = Noisy(rows.survey[0], rows.typical_spread(rows.shape[0]))
     else:
         seen = rows.turned(matrix, -1)
     if constant is None:

@@ -145,11 +145,13 @@ class Noisy:
         """Squared norm of every row."""
         return np.asarray(np.vecdot(self.value, self.value))
 
-    def fold(self, gain: Noisy | None, *, centred: bool) -> None:
-        """Multiply the rows by a gain and take off their mean, in place, a few at a time."""
+    def fold(self, gain: Noisy | None, *, centred: bool, own: bool = True) -> None:
+        """Multiply the rows by a gain and take off their mean, in place, a few at a time.
+
+        ``own`` adds the rounding of float64 itself; beside that of shorter formats it is nothing.
+        """
         width = self.shape[-1]
         squares = 1.0 if gain is None else np.square(gain.value)
-        own = (2 * np.finfo(np.float64).eps) ** 2
         for value, variance in _in_pieces(self.value, self.variance):
             if gain is not None:
                 variance *= squares
@@ -159,9 +161,10 @@ class Noisy:
                 value *= gain.value
             if centred:
                 mean = np.add.reduce(variance, axis=-1, keepdims=True) / width**2
-                passed = np.square(value)
-                passed *= own
-                variance += passed
+                if own:
+                    passed = np.square(value)
+                    passed *= (2 * np.finfo(np.float64).eps) ** 2
+                    variance += passed
                 variance *= 1 - 2 / width
                 variance += mean
                 value -= np.add.reduce(value, axis=-1, keepdims=True) / width

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.noisy import FAINT, Array, Noisy, coarseness, rounded
+from fiberscope.checkpoints.equality.noisy import FAINT, Array, Noisy, coarseness, joined, rounded
 
 ENTRIES = 1 << 16
 """Entries of a matrix that are worked on at a time: they stay in the cache."""
 SKETCH = 16
 """Projections by which rows of two models are recognised."""
+SAMPLE = 256
+"""Rows whose rounding is looked at where a typical one will do."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Rows:
             rows.value += np.where(chosen, by.value, 0.0)
             rows.variance += np.where(chosen, by.variance, 0.0)
         if self.gain is not None or self.level:
-            rows.fold(self.gain, centred=self.level)
+            rows.fold(self.gain, centred=self.level, own=self.stored.dtype.itemsize > 4)
         if self.mean is not None:
             count = len(self.stored)
             rows.variance += (2 * np.finfo(np.float64).eps) ** 2 * np.square(rows.value)
@@ -91,7 +93,7 @@ class Rows:
         return self._survey(sketch_matrix(self.shape[1]))
 
     def _survey(self, matrix: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
-        assert self.mean is None and self.factor == 1.0 and not self.shifts
+        assert self.mean is None and not self.shifts
         if self.signs is not None:
             matrix = matrix * self.signs
         if self.columns is not None:
@@ -117,7 +119,13 @@ class Rows:
             before[index] = np.vecdot(values, values)
         size = before - found[:, -1] ** 2 / width if self.level else before
         surely = size > np.maximum(2 * FAINT**2 * self._spread_below(before), 1e-12 * before)
-        return found[:, :-1], size, surely
+        return found[:, :-1] * self.factor, size * self.factor**2, surely
+
+    def typical_spread(self, count: int) -> Array:
+        """A typical variance of the survey's projections, from some rows, shape ``(count, SKETCH)``."""
+        some = self.part(np.s_[:: max(1, self.shape[0] // SAMPLE)])
+        squares = np.square(sketch_matrix(self.shape[1]).T)
+        return np.broadcast_to(np.median(some.variance @ squares, axis=0), (count, SKETCH))
 
     def _spread_below(self, before: Array) -> Array:
         """Bound on the summed variances of rows with these squared norms before centring."""
@@ -159,8 +167,32 @@ class Rows:
         """Variances of all rows at once; they stay in memory."""
         return self._whole.variance
 
+    def dot(self, vector: Noisy) -> Noisy:
+        """Contraction of all rows with a vector, ``(n,)``."""
+        found = [part.dot(vector) for part in self.parts()]
+        return joined(found, 0)
+
+    def combined(self, weights: Noisy) -> Noisy:
+        """Sum of all rows, each with a weight ``(n,)``, shape ``(d,)``."""
+        width = self.shape[1]
+        total = Noisy.exact(np.zeros(width))
+        squares = np.square(weights.value)
+        for index in pieces(self.shape):
+            part = self.part(index)
+            total.value += weights.value[index] @ part.value
+            total.variance += squares[index] @ part.variance
+            total.variance += weights.variance[index] @ np.square(part.value, out=part.value)
+        return total
+
     def chosen(self, index: NDArray[np.int64]) -> Rows:
         """Some rows, in the given order."""
+        start, count = int(index[0]) if len(index) else 0, len(index)
+        if np.array_equal(index, np.arange(start, start + count)):
+            if count == len(self.stored):
+                return self
+            near = np.s_[start : start + count]
+            masks = tuple((mask[near], by) for mask, by in self.shifts)
+            return replace(self, stored=self.stored[near], shifts=masks)
         masks = tuple((mask[index], by) for mask, by in self.shifts)
         return replace(self, stored=taken(self.stored, index, 0), shifts=masks)
 

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
 from fiberscope.checkpoints.equality.noisy import FAINT, Noisy, joined
+from fiberscope.checkpoints.equality.stack import Stack
 
 
 def with_constant(rows: Noisy, constant: Noisy | None) -> Noisy:
@@ -80,14 +81,17 @@ Masks = tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]
 def _live(f: FoldedAttention, *, exactly: bool = False) -> Masks:
     """Heads that add something ``(G, m)``, whose queries and whose keys ``(G,)`` matter."""
 
-    def some_row(noisy: Noisy) -> NDArray[np.bool_]:
+    def some_row(noisy: Noisy, constant: Noisy | None = None) -> NDArray[np.bool_]:
+        if not exactly and isinstance(noisy, Stack) and (sure := noisy.speaks).all():
+            return sure
+        noisy = with_constant(noisy, constant)
         if exactly:
             return np.asarray(noisy.value.any(axis=(-1, -2)))
         return _some_row(noisy)
 
     adds = some_row(f.output) & some_row(f.value)[:, None]
-    asks = some_row(with_constant(f.query, f.query_constant)) & adds
-    offers = some_row(with_constant(f.key, f.key_constant)) & np.asarray(asks.any(axis=1))
+    asks = some_row(f.query, f.query_constant) & adds
+    offers = some_row(f.key, f.key_constant) & np.asarray(asks.any(axis=1))
     return adds, asks & offers[:, None], offers
 
 
