@@ -5,6 +5,7 @@ import pytest
 
 from fiberscope.errors import InputError
 from fiberscope.queries.heads import AttentionHeads
+from fiberscope.queries.one_head_fit import head_and_slopes
 from fiberscope.queries.oracle import FunctionOracle
 from fiberscope.queries.recover import Request, recover_attention
 from fiberscope.queries.result import NotOfThisFormError, NotRecoveredError
@@ -47,6 +48,45 @@ def test_a_second_head_does_not_hide_in_relative_noise(seed, second):
         recovered(Noisy(seed, second, relative=0.01), seed)
 
 
+@pytest.mark.parametrize("relative", [0.003, 0.01, 0.03])
+def test_what_hides_behind_noise_is_smaller_than_stated(relative):
+    """One head is given with a size; a second head above that size is refused."""
+    given = 0
+    for seed in range(2):
+        found = recovered(Noisy(seed, relative=relative), seed)
+        given += 1
+        stated = found.estimate.further_head
+        assert 0 < stated < 0.5
+        assert any("would not have been seen" in note for note in found.estimate.notes)
+        assert found.to_dict()["smallest_visible_further_head"] == stated
+        for factor in (1.0, 0.1):
+            function = Noisy(seed + 50, relative=relative)
+            function.v[1] = np.random.default_rng(seed).standard_normal(WIDTH)
+            function.v[1] *= factor * np.linalg.norm(function.v[0]) / np.linalg.norm(function.v[1])
+            try:
+                found = recovered(function, seed)
+            except NotRecoveredError:
+                continue
+            assert factor < found.estimate.further_head
+    assert given == 2
+
+
+def test_slopes_of_one_head_against_differences():
+    rng = np.random.default_rng(0)
+    W, v, X = rng.normal(size=(3, 3)), rng.normal(size=3), rng.normal(size=(5, 4, 3))
+    slopes = head_and_slopes(W, v, X)[1]
+    for place in range(12):
+        move = np.zeros(12)
+        move[place] = 1e-6
+        ends = [
+            AttentionHeads(
+                (W + s * move[:9].reshape(3, 3))[None], (v + s * move[9:])[None]
+            ).evaluate_many(X)
+            for s in (1, -1)
+        ]
+        assert np.allclose((ends[0] - ends[1]) / 2e-6, slopes[:, place], atol=1e-8)
+
+
 @pytest.mark.parametrize("seed", [20, 22, 25])
 def test_a_constant_does_not_hide_in_relative_noise(seed):
     with pytest.raises((NotRecoveredError, NotOfThisFormError)):
@@ -55,7 +95,7 @@ def test_a_constant_does_not_hide_in_relative_noise(seed):
 
 def test_one_noisy_head_is_of_this_form_and_its_bound_holds():
     given = 0
-    for seed in range(8):
+    for seed in range(4):
         for noise in ({"relative": 0.01}, {"additive": 0.03}):
             function = Noisy(seed, **noise)
             try:
@@ -67,7 +107,7 @@ def test_one_noisy_head_is_of_this_form_and_its_bound_holds():
             assert error <= 2.0 ** -found.estimate.precision.W[0] * np.linalg.norm(function.W[0])
             # 100 sequences, four times each.
             assert found.queries[Purpose.FINAL_CHECK].queries == 400
-    assert given >= 10
+    assert given == 8
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -193,7 +193,6 @@ def test_requests_that_make_no_sense():
         {"heads": 0},
         {"heads": 2, "heads_at_most": 3},
         {"rank": 0},
-        {"rank": 2, "heads": 2},
         {"noise": 0.0},
         {"noise": float("inf")},
         {"token_bound": -1.0},

@@ -10,6 +10,7 @@ from fiberscope.symmetry import (
     NormReaders,
     OrthogonalCommutant,
     Permutation,
+    QuarterTurn,
     ResidualRotation,
     RotaryCommutant,
     ScaledSlot,
@@ -63,6 +64,10 @@ GROUPS = {
     ),
     "scaling, two axes": (Scaling("s", 8, (ScaledSlot(Q, (0, 1)), ScaledSlot(B, (0, 1), -1))), 8),
     "sign": (SignFlip("pm", 4, (ScaledSlot(W, 0), ScaledSlot(GAIN, 0))), 0),
+    "quarter turn": (
+        QuarterTurn("j", PLANES, (Slot(Q, 1), Slot(B, 1)), (Slot(GAIN, 0),)),
+        0,
+    ),
     "permutation": (Permutation("s4", 4, (Slot(W, 0), Slot(GAIN, 0), Slot(Q, 1))), 0),
     "permutation, copies": (Permutation("s4", 4, (Slot(Q, 1), Slot(B, 1)), copies=2), 0),
     "translation": (Translation("t", (4,), (B,), fold), 4),

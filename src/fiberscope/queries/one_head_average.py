@@ -54,20 +54,14 @@ def averaged_scores(
     """
     d = len(v)
     large, small = probe_sizes(scale)
-    for _ in range(_SEARCH):
-        found = _measure(session, v, *_bases(v, large, small, rng), min(d, 2), Purpose.RETRIES)
-        if found is None:
-            return None
-        typical = float(np.sqrt(np.mean(found**2)))
-        if 0.3 < typical < 1.0:
-            break
-        # Saturated scores say less than they are; noise adds to small ones.
-        step = 1 / 16 if typical > 2.5 else min(0.6 / max(typical, 1e-9), 8.0)
-        small = min(small * step, large)
+    tuned = tuned_length(session, v, large, small, rng)
+    if tuned is None:
+        return None
+    small = tuned
     total, predicted = [], 0.0
     for design in range(designs):
         purpose = Purpose.RETRIES if design else Purpose.RECOVERY
-        z, y = _bases(v, large, small, rng)
+        z, y = bases(v, large, small, rng)
         z, y = session.representable(z), session.representable(y)
         found = _measure(session, v, z, y, d, purpose)
         if found is None:
@@ -83,9 +77,32 @@ def averaged_scores(
     return designs_found.mean(axis=0), 3 * float(np.sqrt(spread / designs)), error
 
 
-def _bases(
+def tuned_length(
+    session: QuerySession,
+    v: NDArray[np.float64],
+    large: float,
+    small: float,
+    rng: np.random.Generator,
+) -> float | None:
+    """Length of ``y`` at which scores are a bit below one; None if an answer is not finite."""
+    d = len(v)
+    for _ in range(_SEARCH):
+        found = _measure(session, v, *bases(v, large, small, rng), min(d, 2), Purpose.RETRIES)
+        if found is None:
+            return None
+        typical = float(np.sqrt(np.mean(found**2)))
+        if 0.3 < typical < 1.0:
+            break
+        # Saturated scores say less than they are; noise adds to small ones.
+        step = 1 / 16 if typical > 2.5 else min(0.6 / max(typical, 1e-9), 8.0)
+        small = min(small * step, large)
+    return small
+
+
+def bases(
     v: NDArray[np.float64], large: float, small: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rows ``z`` that lean towards ``v`` and rows ``y``, randomly turned; shapes ``(d, d)``."""
     d = len(v)
     turn = random_rotation(d, rng)
     # Leaning rows for a turned v, turned back: another basis with the same products.

@@ -41,7 +41,8 @@ class Request:
     heads_at_most
         A bound on it.
     rank
-        A bound on the rank of the one head's ``W``.
+        A bound on the rank of every ``W_h``. Alone it promises a single head; with a number of
+        heads, or a bound on it, many heads of that rank.
     noise
         A bound on the error of every answer.
     token_bound
@@ -71,13 +72,12 @@ class Request:
                 raise InputError(f"--{name.replace('_', '-')} must be positive, got {value}")
         if self.heads is not None and self.heads_at_most is not None:
             raise InputError("give --heads or --heads-at-most, not both")
-        if self.rank is not None and (self.heads or self.heads_at_most or 1) != 1:
-            raise InputError("--rank is for one head: leave out the number of heads")
 
     @property
     def one_head(self) -> bool:
         """Whether a single head is promised."""
-        return self.rank is not None or 1 in (self.heads, self.heads_at_most)
+        stated = self.heads or self.heads_at_most
+        return stated == 1 or (stated is None and self.rank is not None)
 
 
 def recover_attention(session: QuerySession, request: Request, seed: int = 0) -> Recovery:
@@ -184,6 +184,17 @@ def _estimate(
         from fiberscope.queries.one_head_noise import recover_one_head_with_noise
 
         return recover_one_head_with_noise(session, request.noise, tests.scale, rng)
+    if request.rank is not None and not request.one_head:
+        from fiberscope.queries.many_heads.low_rank import recover_low_rank_heads
+
+        return recover_low_rank_heads(
+            session,
+            request.rank,
+            heads=request.heads,
+            heads_at_most=request.heads_at_most,
+            rng=rng,
+            noise=tests.noise,
+        )
     if request.rank is not None:
         from fiberscope.queries.one_head_low_rank import recover_low_rank_head
 

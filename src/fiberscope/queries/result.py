@@ -94,6 +94,9 @@ class Estimate:
         Claims with their status.
     explained
         Relative error that the final check may grant; default what ``precision`` states.
+    further_head
+        Behind noise: 2-norm of the values of a further head relative to this one's, below which it
+        would not have been seen (None where nothing was measured on that).
     """
 
     heads: AttentionHeads
@@ -102,6 +105,7 @@ class Estimate:
     notes: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     explained: float | None = None
+    further_head: float | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,7 @@ class Recovery:
             "ambiguity": self.ambiguity,
             "notes": list(self.estimate.notes),
             "evidence": to_plain(self.estimate.evidence),
+            "smallest_visible_further_head": to_plain(self.estimate.further_head),
             **to_plain(self.statistics),
         }
 

@@ -171,6 +171,21 @@ CATALOGUE: Mapping[str, Explanation] = {
         "(row and bias, down column) -> (-row, -down)",
         "Sussmann, Neural Networks 5 (1992)",
     ),
+    discrete.ROW_SIGNS: Explanation(
+        "Behind their norm, a row of all queries (or keys) and its gain can change sign together.",
+        "(row r of every query, gain r) -> minus themselves; keys by themselves",
+        ELEMENTARY,
+    ),
+    discrete.QUARTER_TURNS: Explanation(
+        "A plane of normalised queries and keys can turn by a quarter; its gains change places.",
+        "(x, y) -> (-y, x) in all queries and keys, gains (a, b) -> (b, a)",
+        ELEMENTARY,
+    ),
+    discrete.HALF_TURNS: Explanation(
+        "In one key/value group a plane of normalised queries and keys can turn by a half.",
+        "(x, y) -> (-x, -y) in the group's queries and key; a row without position alike",
+        ELEMENTARY,
+    ),
     discrete.COORDINATE_PERMUTATION: Explanation(
         "Features of the residual stream can be renamed.",
         "S_d on the stream's axis of every tensor",

@@ -5,6 +5,7 @@ from fiberscope.symmetry.general_linear import GeneralLinear
 from fiberscope.symmetry.orthogonal import NormReaders, ResidualRotation, ones_complement
 from fiberscope.symmetry.orthogonal_commutant import OrthogonalCommutant
 from fiberscope.symmetry.permutation import Permutation
+from fiberscope.symmetry.quarter_turn import QuarterTurn
 from fiberscope.symmetry.rotary import RotaryCommutant
 from fiberscope.symmetry.scaling import ScaledSlot, Scaling
 from fiberscope.symmetry.sign import SignFlip
@@ -18,6 +19,7 @@ __all__ = [
     "NormReaders",
     "OrthogonalCommutant",
     "Permutation",
+    "QuarterTurn",
     "ResidualRotation",
     "RotaryCommutant",
     "ScaledSlot",

@@ -127,17 +127,40 @@ def test_parallel_neurons_come_back_as_one_kink(factor: float) -> None:
     np.testing.assert_allclose(found(tokens), network.answer(tokens), rtol=1e-8, atol=1e-8)
 
 
-def hidden_head() -> Network:
-    """Head 1 does not show in the odd part: V_1^T U^T w = 0."""
-    network = random_network(2, 8, 8, seed=11)
+def with_hidden(heads: int, width: int, neurons: int, seed: int, hidden: int = 1) -> Network:
+    """The last heads do not show in the odd part: V_h^T U^T w = 0."""
+    network = random_network(heads, width, neurons, seed)
     direction = network.U.T @ network.w
     direction /= np.linalg.norm(direction)
-    network.V[1] -= np.outer(direction, direction @ network.V[1])
+    for h in range(heads - hidden, heads):
+        network.V[h] -= np.outer(direction, direction @ network.V[h])
     return network
 
 
+@pytest.mark.parametrize(
+    ("heads", "width", "neurons"), [(1, 6, 8), (1, 8, 32), (2, 8, 16), (3, 8, 12)]
+)
+def test_a_head_that_the_odd_part_does_not_show(heads: int, width: int, neurons: int) -> None:
+    network = with_hidden(heads, width, neurons, seed=2)
+    found = recover_attention_with_relu(QuerySession(network), rng=np.random.default_rng(1))
+    assert found.heads.count == heads
+    gaps = np.linalg.norm(found.heads.W[:, None] - network.W[None], axis=(2, 3))
+    assert gaps.min(axis=0).max() < 1e-8 * np.linalg.norm(network.W[0])
+    assert any("does not show in the odd part" in note for note in found.notes)
+    tokens = np.random.default_rng(77).normal(size=(200, 9, width))
+    truth = network.answer(tokens)
+    assert np.abs(found(tokens) - truth).max() < 2.0**-26 * np.abs(truth).max()
+
+
+def test_hidden_heads_count_against_the_bound() -> None:
+    session = QuerySession(with_hidden(2, 8, 16, seed=2))
+    with pytest.raises(RecoveryRefusedError) as refused:
+        recover_attention_with_relu(session, heads_at_most=1, rng=np.random.default_rng(1))
+    assert refused.value.kind is Reason.MORE_HEADS
+
+
 REFUSED = {
-    "hidden head": hidden_head(),
+    "two hidden heads": with_hidden(3, 8, 12, seed=11, hidden=2),
     "as many heads as dimensions": random_network(3, 3, 4, seed=12),
     "tanh": random_network(1, 6, 5, seed=13, activation=np.tanh),
     "swish": random_network(1, 6, 5, seed=14, activation=lambda x: x / (1 + np.exp(-x))),

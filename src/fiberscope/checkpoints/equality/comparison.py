@@ -296,17 +296,9 @@ def _witness(
     names = first.architecture.tensors
     a = {name: first.tensor(name).astype(np.float64) for name in names}
     b = {name: second.tensor(name).astype(np.float64) for name in names}
-    witness = witness_of(found, first.architecture, first.wiring.observable, a, b)
-    if witness is None:
-        return (
-            None,
-            "",
-            (
-                "sets of equal heads or neurons are mixed: compared as wholes, and the "
-                "witness does not choose a factorisation",
-            ),
-        )
-    return (witness, *check(witness, found, first, second, a, b))
+    witness, left = witness_of(found, first.architecture, first.wiring.observable, a, b)
+    failed, remarks = check(witness, found, first, second, a, b)
+    return witness, failed, left + remarks
 
 
 def check(
@@ -380,8 +372,7 @@ def _missed(
     spread: dict[str, Any] = dict.fromkeys(a, 0.0)
     architecture, observable = first.architecture, first.wiring.observable
     for _ in range(DRAWS):
-        other = witness_of(found, architecture, observable, a, shaken(second, b))
-        assert other is not None
+        other, _ = witness_of(found, architecture, observable, a, shaken(second, b))
         for result in (witness.apply(shaken(first, a)), other.apply(a)):
             for name in a:
                 spread[name] = spread[name] + np.square(result[name] - moved[name]) / DRAWS

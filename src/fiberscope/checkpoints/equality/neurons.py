@@ -39,7 +39,8 @@ class NeuronMatch:
     uncertainty
         Largest relative uncertainty of a neuron's argument or output under the storage rounding.
     mixed
-        Sets of neurons with one gate (or one argument), compared as a whole.
+        Sets of neurons with one gate (or one argument), compared as a whole: the neurons of the
+        first model and of the second.
     """
 
     label: str
@@ -48,7 +49,7 @@ class NeuronMatch:
     gate_scale: Array
     statistics: list[Statistic] = field(default_factory=list)
     dead: tuple[int, int] = (0, 0)
-    mixed: int = 0
+    mixed: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
     uncertainty: float = 0.0
     reason: str = ""
     mismatch: str = ""
@@ -91,9 +92,10 @@ def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) 
         np.ones(b.up.shape[0]),
         dead=(int((~live_a).sum()), int((~live_b).sum())),
     )
-    x, y = chosen(a, np.flatnonzero(live_a)), chosen(b, np.flatnonzero(live_b))
+    numbers = np.flatnonzero(live_a), np.flatnonzero(live_b)
+    x, y = chosen(a, numbers[0]), chosen(b, numbers[1])
     if x.up.shape[0] != y.up.shape[0]:
-        _compare_merged(x, y, scales, found, rotated)
+        _compare_merged(x, y, scales, found, rotated, numbers)
         return found
     if not y.up.shape[0]:
         return found
@@ -106,7 +108,8 @@ def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) 
     if whole.is_same:
         found.statistics.append(whole)
         return found
-    _compare_merged(chosen(x, order), y, scales, found, rotated, whole)
+    numbers = numbers[0][order], numbers[1]
+    _compare_merged(chosen(x, order), y, scales, found, rotated, numbers, whole)
     return found
 
 
@@ -285,6 +288,7 @@ def _compare_merged(
     scales: Scales,
     found: NeuronMatch,
     rotated: bool,
+    numbers: tuple[NDArray[np.int64], NDArray[np.int64]],
     whole: Statistic | None = None,
 ) -> None:
     """Compare layers in which neurons with one argument may have been merged, split or mixed.
@@ -309,7 +313,11 @@ def _compare_merged(
     if alone:
         rows = np.array(alone)
         left, right = chosen(a, rows[:, 0]), chosen(b, rows[:, 1])
-        parts += _fit(left, right, scales, rotated, found.label)[2]
+        up_scale, gate_scale, alike = _fit(left, right, scales, rotated, found.label)
+        parts += alike
+        places = numbers[1][rows[:, 1]]
+        found.order[places] = numbers[0][rows[:, 0]]
+        found.up_scale[places], found.gate_scale[places] = up_scale, gate_scale
     vacuous = 0.0
     for i, j in clusters:
         if len(i) == len(j) == 1:
@@ -319,7 +327,10 @@ def _compare_merged(
         size = float(np.sqrt((total_b.value**2).sum() + (total_a.value**2).sum()))
         spread = float(np.sqrt((total_b.variance + total_a.variance).sum()))
         vacuous = max(vacuous, spread / size if size else 0.0)
-        found.mixed += 1
+        found.mixed.append((numbers[0][i], numbers[1][j]))
+        pairs = min(len(i), len(j))
+        found.order[numbers[1][j]] = -1
+        found.order[numbers[1][j[:pairs]]] = numbers[0][i[:pairs]]
     merged = together(f"{found.label} neurons", parts)
     if whole is not None and not merged.is_same and merged.rms > whole.rms:
         merged = whole

@@ -8,11 +8,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.architecture.program import Activation, Architecture, Observable
+from fiberscope.checkpoints.architecture.program import (
+    Activation,
+    Architecture,
+    Attention,
+    Mlp,
+    Observable,
+)
 from fiberscope.checkpoints.canonical.sections import coordinate, in_order, step_to
 from fiberscope.checkpoints.equality.alignment import Alignment
 from fiberscope.checkpoints.equality.frame import is_centred_wiring
-from fiberscope.checkpoints.equality.rotary_order import plane_order
+from fiberscope.checkpoints.equality.heads import HeadMatch
+from fiberscope.checkpoints.equality.neurons import NeuronMatch
+from fiberscope.checkpoints.equality.witness_mixed import (
+    half_turns,
+    mix_heads,
+    mix_neurons,
+    mixed_places,
+    scale_to_first,
+    stored_basis,
+    value_bases,
+)
+from fiberscope.checkpoints.equality.witness_steps import Steps
 from fiberscope.checkpoints.ledger.rules import discrete, heads, mlp, stream
 from fiberscope.checkpoints.ledger.rules.constants import INPUT_DIRECTION, NORM_BIAS
 from fiberscope.checkpoints.moves.catalogue import Catalogue, Key, Step
@@ -29,40 +46,34 @@ def witness_of(
     observable: Observable,
     first: Mapping[str, NDArray[Any]],
     second: Mapping[str, NDArray[Any]],
-) -> Witness | None:
+) -> tuple[Witness, tuple[str, ...]]:
     """The steps that carry ``first`` to ``second``, both in float64 and of one architecture.
 
-    None where the alignment mixes sets of equal neurons or heads, which it compares as a whole
-    without choosing a factorisation.
+    Returns
+    -------
+    Witness
+        All steps.
+    tuple of str
+        What no step could do: sets of equal heads or neurons for which no mixing exists.
     """
-    if any(match.mixed for match in alignment.heads.values()):
-        return None
-    if any(match.mixed for match in alignment.neurons.values()):
-        return None
     catalogue = Catalogue(architecture, observable)
-    steps = [*_zero_gains(catalogue, first), *_linear_steps(alignment, catalogue)]
-    whole = Witness(architecture, observable, tuple(steps))
-    moved = whole.apply(first)
+    steps = Steps(catalogue, first, second)
+    for step in _zero_gains(catalogue, first):
+        steps.take(step.key, step.element, step.data)
+    _linear_steps(alignment, steps)
     fitted = {mlp.GATED, mlp.HOMOGENEOUS}
     keys = {id(item): key for key, item in catalogue.items.items()}
     for item in in_order(catalogue.items.values()):
         if item.kind is Kind.APPROXIMATE or item.mechanism in fitted:
             continue
-        element = step_to(item, catalogue.wiring, moved, coordinate(item, catalogue.wiring, second))
-        step = Step(keys[id(item)], element)
-        symmetry = catalogue.symmetry(step.key)
+        wanted = coordinate(item, catalogue.wiring, second)
+        element = step_to(item, catalogue.wiring, steps.moved, wanted)
         if item.mechanism in (INPUT_DIRECTION, NORM_BIAS):
             # Along 1 / gain, a direction that a post-norm stream with a zero gain has not.
-            tried = moved | {name: moved[name].copy() for name in symmetry.touches}
-            with np.errstate(divide="ignore", invalid="ignore"):
-                symmetry.apply(element, tried)
-            if not all(np.isfinite(tried[name]).all() for name in symmetry.touches):
-                continue
-            moved = tried
+            steps.take_if_finite(keys[id(item)], element)
         else:
-            symmetry.apply(element, moved)
-        steps.append(step)
-    return Witness(architecture, observable, tuple(steps))
+            steps.take(keys[id(item)], element)
+    return steps.witness(architecture, observable), tuple(steps.notes)
 
 
 def _zero_gains(catalogue: Catalogue, first: Mapping[str, Array]) -> Iterator[Step]:
@@ -92,80 +103,132 @@ def _zero_gains(catalogue: Catalogue, first: Mapping[str, Array]) -> Iterator[St
         yield Step(Key(UNSEEN_GAIN, *place), np.ones(len(features)), data)
 
 
-def _linear_steps(alignment: Alignment, catalogue: Catalogue) -> Iterator[Step]:
-    yield from _frame(alignment, catalogue)
+def _linear_steps(alignment: Alignment, steps: Steps) -> None:
+    catalogue = steps.catalogue
+    for step in _frame(alignment, catalogue):
+        steps.take(step.key, step.element, step.data)
     for sharing in discrete.sharing_positions(catalogue.wiring.attentions):
         owner = alignment.heads.get(sharing[0].label)
         if len(sharing) > 1 and owner is not None:
             where = discrete.sharing_place(sharing)
-            yield from _steps(
-                catalogue, {discrete.GROUP_PERMUTATION: owner.groups[None]}, None, where
-            )
+            _take(steps, {discrete.GROUP_PERMUTATION: owner.groups[None]}, None, where)
     for attention in catalogue.wiring.attentions:
         found = alignment.heads.get(attention.label)
-        if found is None or not found.groups.size:
-            continue
-        place = (attention.layer, attention.label)
-        values: dict[str, Any] = {
-            discrete.GROUP_PERMUTATION: found.groups[None],  # alone; shared tables come first
-            discrete.HEAD_PERMUTATION: found.heads,
-            heads.VALUE_OUTPUT: found.value_output,
-        }
-        if found.query_key is not None:
-            rows = plane_order(attention)
-            matrix = np.zeros_like(found.query_key)
-            matrix[:, rows[:, None], rows[None, :]] = found.query_key
-            values[heads.QUERY_KEY] = matrix
-        yield from _steps(catalogue, values, *place)
+        if found is not None and found.groups.size:
+            _heads(steps, attention, found)
     for block in catalogue.wiring.mlps:
-        yield from _neurons(
-            alignment,
-            catalogue,
-            block.label,
-            block.layer,
-            block.gate is not None,
-            block.activation,
-        )
+        if (neurons := alignment.neurons.get(block.label)) is not None:
+            _neurons(steps, neurons, block)
     head = catalogue.wiring.head
     if head is not None and head.dense is not None:
-        yield from _neurons(
-            alignment, catalogue, head.dense.label, None, False, head.dense.activation
-        )
+        neurons = alignment.neurons.get(head.dense.label)
+        if neurons is not None:
+            values = {discrete.NEURON_PERMUTATION: _complete(neurons.order)[None]}
+            values |= _argument_scales(head.dense.activation, neurons.up_scale)
+            _take(steps, values, None, head.dense.label)
 
 
-def _steps(
-    catalogue: Catalogue, values: Mapping[str, Any], layer: int | None, where: str
-) -> Iterator[Step]:
+def _take(steps: Steps, values: Mapping[str, Any], layer: int | None, where: str) -> None:
     for mechanism, element in values.items():
         key = Key(mechanism, layer, where)
-        if key in catalogue.items:
-            yield Step(key, element)
+        if steps.has(key):
+            steps.take(key, element)
 
 
-def _neurons(
-    alignment: Alignment,
-    catalogue: Catalogue,
-    label: str,
-    layer: int | None,
-    gated: bool,
-    activation: Activation,
-) -> Iterator[Step]:
-    found = alignment.neurons.get(label)
-    if found is None:
+def _heads(steps: Steps, attention: Attention, found: HeadMatch) -> None:
+    place = (attention.layer, attention.label)
+    values: dict[str, Any] = {
+        discrete.GROUP_PERMUTATION: found.groups[None],  # alone; shared tables come first
+        discrete.HEAD_PERMUTATION: found.heads,
+        heads.VALUE_OUTPUT: value_bases(found),
+    }
+    if found.query_key is not None:
+        values[heads.QUERY_KEY] = stored_basis(attention, found.query_key)
+    _take(steps, values, *place)
+    if found.turn is not None:
+        _turns(steps, attention, stored_basis(attention, found.turn))
+    mix_heads(steps, attention, found)
+    if found.turn is not None:
+        _take(steps, {discrete.ROW_SIGNS: _gain_signs(attention, steps.target)}, *place)
+
+
+def _gain_signs(attention: Attention, parameters: Mapping[str, NDArray[Any]]) -> Array:
+    """Signs of the gains of queries, then of keys."""
+    assert attention.query_norm is not None and attention.key_norm is not None
+    parts = []
+    for norm in (attention.query_norm, attention.key_norm):
+        assert norm.gain is not None
+        parts.append(np.where(norm.gain.read(parameters) < 0, -1.0, 1.0))
+    return np.concatenate(parts)
+
+
+def _turns(steps: Steps, attention: Attention, turn: Array) -> None:
+    """Make gains positive, then turn planes by quarters everywhere and by halves in groups."""
+    place = (attention.layer, attention.label)
+    _take(steps, {discrete.ROW_SIGNS: _gain_signs(attention, steps.moved)}, *place)
+    planes = np.array(attention.rotary.planes if attention.rotary else ()).reshape(-1, 2)
+    first, second = planes.T
+    rest = turn.copy()
+    quarters = np.abs(turn[:, second, first]).mean(axis=0) > np.sqrt(0.5)
+    _take(steps, {discrete.QUARTER_TURNS: quarters.astype(np.int64)}, *place)
+    for plane in np.flatnonzero(quarters):
+        x, y = planes[plane]
+        # What is left after a quarter turn: turn = rest @ [[0, -1], [1, 0]].
+        rest[:, x, x], rest[:, y, y] = turn[:, y, x], turn[:, y, x]
+        rest[:, y, x], rest[:, x, y] = -turn[:, x, x], turn[:, x, x]
+    if np.abs(np.abs(np.einsum("grr->gr", rest)) - 1).max(initial=0.0) > 1e-9:
+        steps.notes.append(
+            f"{attention.label}: planes with equal gains are turned, which no mechanism lists"
+        )
+    signs = half_turns(attention, rest)
+    if steps.has(Key(discrete.HALF_TURNS, *place)):
+        _take(steps, {discrete.HALF_TURNS: signs}, *place)
         return
-    order = found.order.copy()
-    # Dead neurons take the places that are left.
+    # One group: half turns are signs of rows and gains together.
+    rows = np.ones(attention.key_width)
+    rotated = {int(row) for row in planes.reshape(-1)}
+    free = [row for row in range(attention.key_width) if row not in rotated]
+    for unit, where in zip(signs, [*planes, *([row] for row in free)], strict=True):
+        rows[where] = unit
+    _take(steps, {discrete.ROW_SIGNS: np.concatenate([rows, rows])}, *place)
+    numbers = np.concatenate([signs[: len(planes)], rows[free]])
+    _take(steps, {heads.QUERY_KEY_GAIN: numbers}, *place)
+
+
+def _complete(order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Dead neurons take the places that are left."""
+    order = order.copy()
     spare = np.setdiff1d(np.arange(len(order)), order)
     order[order < 0] = spare[: int((order < 0).sum())]
-    values: dict[str, Any] = {discrete.NEURON_PERMUTATION: order[None]}
-    argument = found.gate_scale if gated else found.up_scale
-    if gated:
-        values[mlp.GATED] = found.up_scale
+    return order
+
+
+def _argument_scales(activation: Activation, factors: Array) -> dict[str, Any]:
     if activation is Activation.HOMOGENEOUS:
-        values[mlp.HOMOGENEOUS] = argument
+        return {mlp.HOMOGENEOUS: factors}
     if activation is Activation.ODD:
-        values[discrete.ODD_SIGNS] = argument
-    yield from _steps(catalogue, values, layer, label)
+        return {discrete.ODD_SIGNS: factors}
+    return {}
+
+
+def _neurons(steps: Steps, found: NeuronMatch, block: Mlp) -> None:
+    place = (block.layer, block.label)
+    order = _complete(found.order)
+    sets = mixed_places(found, order)
+    _take(steps, {discrete.NEURON_PERMUTATION: order[None]}, *place)
+    there, back = scale_to_first(steps, block, sets)
+    up, argument = (
+        found.up_scale.copy(),
+        np.array(found.up_scale if block.gate is None else found.gate_scale),
+    )
+    mixed = np.concatenate([np.zeros(0, dtype=np.int64), *sets])
+    up[mixed], argument[mixed] = 1.0, there[mixed]
+    if block.gate is not None:
+        _take(steps, {mlp.GATED: up}, *place)
+    _take(steps, _argument_scales(block.activation, argument), *place)
+    if sets:
+        mix_neurons(steps, block, found, sets, back)
+        _take(steps, _argument_scales(block.activation, back), *place)
 
 
 def _frame(alignment: Alignment, catalogue: Catalogue) -> Iterator[Step]:

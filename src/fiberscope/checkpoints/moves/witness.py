@@ -13,7 +13,7 @@ from fiberscope.checkpoints.architecture.program import Architecture, Observable
 from fiberscope.checkpoints.moves.catalogue import Catalogue, Step
 from fiberscope.errors import InputError
 from fiberscope.parameters import Parameters
-from fiberscope.symmetry import Element, Permutation, Symmetry, Translation
+from fiberscope.symmetry import Element, Permutation, QuarterTurn, Symmetry, Translation
 from fiberscope.symmetry.scaling import Scaling
 
 PREMISE_TOLERANCE = 0.02
@@ -175,7 +175,7 @@ def describe(step: Step, symmetry: Symmetry) -> StepDescription:
     for part, identity in zip(step.parts, _identity(symmetry), strict=True):
         if not part.size:
             continue
-        if isinstance(symmetry, Permutation):
+        if isinstance(symmetry, Permutation | QuarterTurn):
             sizes.append(float((part != identity).mean()))
         elif isinstance(symmetry, Translation):
             sizes.append(float(np.sqrt(np.square(part).mean())))

@@ -16,6 +16,15 @@ _SHARED = 0.5
 
 
 def complete_directions(probe: PairProbe, circle: Circle, fit: Fit) -> Fit:
+    """``m_h`` in all ``d`` coordinates, fitted to the circle and to moves off it."""
+    start, points, values = moves_off(probe, circle, fit)
+    everything = np.concatenate([circle.points, points])
+    answers = np.concatenate([circle.values, values])
+    largest = float(np.abs(everything @ start.directions.T).max())
+    return fit_steps(everything, answers, start, probe.floor(circle.z, start.heights, largest))
+
+
+def moves_off(probe: PairProbe, circle: Circle, fit: Fit) -> tuple[Steps, Floats, Floats]:
     """``m_h`` in all ``d`` coordinates: moves off the circle at the crossing of every step.
 
     At the crossing of one step the others are far from theirs; ``2 H (d - 2)`` queries, and again
@@ -27,6 +36,11 @@ def complete_directions(probe: PairProbe, circle: Circle, fit: Fit) -> Fit:
         Where to ask, and the circle with its samples.
     fit
         Its steps in the plane, directions of shape ``(H, 2)``.
+
+    Returns
+    -------
+    tuple
+        The steps, and the points ``(n, d)`` and values ``(n,)`` of all moves.
     """
     z, half, d = circle.z, circle.half, len(circle.z)
     frame = np.stack([circle.p, circle.q], axis=1)
@@ -45,7 +59,7 @@ def complete_directions(probe: PairProbe, circle: Circle, fit: Fit) -> Fit:
     wide = np.where(alone, 2.0, 0.5)
     reach = np.repeat((wide / np.linalg.norm(inside, axis=1))[:, None], len(others), axis=1)
     slopes = np.zeros((flat.count, len(others)))
-    points, values = [circle.points], [circle.values]
+    points, values = [np.zeros((0, d))], [np.zeros(0)]
     pending = np.ones(slopes.shape, dtype=bool)
     for _ in range(5):
         heads, axes = np.nonzero(pending)
@@ -68,9 +82,7 @@ def complete_directions(probe: PairProbe, circle: Circle, fit: Fit) -> Fit:
         pending[heads, axes] = far
         reach = np.where(pending, reach / 5, reach)
     start = Steps(inside + slopes @ others, flat.heights, flat.constant)
-    everything, answers = np.concatenate(points), np.concatenate(values)
-    largest = float(np.abs(everything @ start.directions.T).max())
-    return fit_steps(everything, answers, start, probe.floor(z, start.heights, largest))
+    return start, np.concatenate(points), np.concatenate(values)
 
 
 def _groups(flat: Steps, radius: float) -> list[list[int]]:

@@ -25,7 +25,7 @@ from fiberscope.queries.many_heads.directions import complete_directions
 from fiberscope.queries.many_heads.mirrors import SignedHeads, signed_heads
 from fiberscope.queries.many_heads.pairs import NotFiniteError, PairProbe
 from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
-from fiberscope.queries.many_heads.steps import Steps
+from fiberscope.queries.many_heads.steps import Fit, Steps
 from fiberscope.queries.many_heads.sweep import (
     EXPLAINED,
     Bilinear,
@@ -92,16 +92,32 @@ def recover_heads_in_floats(
         raise InputError("a circle of tokens needs width 2: use the one-head method at width 1")
     noise = noise or NoiseLevel(session.arithmetic.unit)
     limit = min(STEPS, heads or STEPS, heads_at_most or STEPS)
-    return _Search(session, noise, rng, limit, precision == "full").run()
+    return HeadSearch(session, noise, rng, limit, precision == "full").run()
 
 
 @dataclass(frozen=True)
-class _Failure(Exception):  # noqa: N818 - caught by the search itself
+class SearchFailure(Exception):  # noqa: N818 - caught by the search itself
+    """A search came to nothing; another direction may do."""
+
     kind: Reason
     detail: str
 
 
-class _Search:
+class HeadSearch:
+    """Searches from fresh directions until one passes.
+
+    Parameters
+    ----------
+    session, noise, rng
+        See `recover_heads_in_floats`.
+    limit
+        Most heads.
+    full
+        Whether an orthogonal basis of directions follows the first one.
+    """
+
+    name = "many heads in floats, two-token queries"
+
     def __init__(
         self,
         session: QuerySession,
@@ -112,6 +128,7 @@ class _Search:
     ) -> None:
         self.session, self.rng, self.limit, self.full = session, rng, limit, full
         self.noise = noise
+        self.notes: tuple[str, ...] = ()
         self.scanned = self.swept = False
         self.wild = 0
         d = session.width
@@ -123,11 +140,12 @@ class _Search:
         self.probe = PairProbe(session, total, noise, Purpose.RECOVERY)
 
     def run(self) -> Estimate:
+        """The heads, from the first search that passes fresh sequences."""
         length = self.saturating_length()
         if length is None:
             return self.without_steps()
         steepness = next(factor for most, factor in STEEPNESS if self.noise.unit <= most)
-        failure: _Failure | None = None
+        failure: SearchFailure | None = None
         for attempt in range(ATTEMPTS):
             try:
                 # Every other search with narrower steps, which crowd less on a circle.
@@ -135,10 +153,10 @@ class _Search:
             except NotFiniteError:
                 # Scores overflow: back off before anything is refused.
                 steepness /= 4
-                failure = _Failure(Reason.NO_CIRCLE, "Answers were not finite.")
+                failure = SearchFailure(Reason.NO_CIRCLE, "Answers were not finite.")
             except SweepError:
-                failure = _Failure(Reason.CHECK_FAILED, "Some direction fits no sum of heads.")
-            except _Failure as found:
+                failure = SearchFailure(Reason.CHECK_FAILED, "Some direction fits no sum of heads.")
+            except SearchFailure as found:
                 failure = found
         assert failure is not None
         raise RecoveryRefusedError(
@@ -182,19 +200,32 @@ class _Search:
         try:
             found = signed_heads(self.probe, none, 1.0, self.rng)
             return self.checked(found, "no scores seen")
-        except _Failure as failure:
+        except SearchFailure as failure:
             raise RecoveryRefusedError(failure.kind, failure.detail) from None
 
     def attempt(self, length: float, attempt: int) -> Estimate:
+        """One search from a fresh direction."""
         z, steps = self.one_direction(length)
-        size = typical_size(steps, z)
         self.probe.purpose = Purpose.RETRIES if self.swept else Purpose.RECOVERY
         self.swept = True
+        known, size = self.measured(z, steps)
+        found = signed_heads(self.probe, known, size, self.rng)
+        return self.checked(found, f"search {attempt + 1}" if attempt else "")
+
+    def measured(self, z: Floats, steps: Steps) -> tuple[Bilinear, float]:
+        """All heads up to sign from the steps for one direction, and a good size of directions."""
+        size = typical_size(steps, z)
         known = coarse_sweep(self.probe, z, steps, COARSE, self.rng)
         if self.full:
             known = fine_sweep(self.probe, known, size, FINE, self.rng)
-        found = signed_heads(self.probe, known, size, self.rng)
-        return self.checked(found, f"search {attempt + 1}" if attempt else "")
+        return known, size
+
+    def completed(self, circle: Circle, flat: Fit) -> Steps | None:
+        """Steps in all coordinates from those in a plane; None if they explain too little."""
+        fit = complete_directions(self.probe, circle, flat)
+        score = float(np.abs(circle.points @ fit.steps.directions.T).max())
+        floor = self.probe.floor(circle.z, fit.steps.heights, score)
+        return fit.steps if fit.worst <= EXPLAINED * floor else None
 
     def one_direction(self, length: float) -> tuple[Floats, Steps]:
         """The steps for one direction, in all coordinates of the last token."""
@@ -210,15 +241,14 @@ class _Search:
             circle = Circle(self.probe, z, half, *Circle.axes(d, self.rng), radius)
             flat = circle.steps(STEPS)
             if flat is not None:
-                fit = complete_directions(self.probe, circle, flat)
-                score = float(np.abs(circle.points @ fit.steps.directions.T).max())
-                if fit.worst <= EXPLAINED * self.probe.floor(z, fit.steps.heights, score):
-                    if fit.steps.count > self.limit:
+                steps = self.completed(circle, flat)
+                if steps is not None:
+                    if steps.count > self.limit:
                         raise RecoveryRefusedError(
                             Reason.MORE_HEADS,
-                            f"{fit.steps.count} steps are seen where {self.limit} are allowed.",
+                            f"{steps.count} steps are seen where {self.limit} are allowed.",
                         )
-                    return z, fit.steps
+                    return z, steps
             most = max(most, circle.clustered)
             self.wild = self.wild + 1 if circle.wild else 0
             if self.wild == WILD:
@@ -228,7 +258,7 @@ class _Search:
                     "of this form.",
                 )
         kind = Reason.TOO_MANY_HEADS if most > STEPS else Reason.NO_CIRCLE
-        raise _Failure(kind, f"Up to {most} groups of steps were seen on a circle.")
+        raise SearchFailure(kind, f"Up to {most} groups of steps were seen on a circle.")
 
     def checked(self, found: SignedHeads, note: str) -> Estimate:
         """State the precision, and ask fresh long sequences: they must agree within it."""
@@ -249,7 +279,7 @@ class _Search:
             _bits(found.v_errors[k], float(np.linalg.norm(raw.v[k])), self.noise) for k in order
         )
         if min((*W_bits, *v_bits), default=53.0) < LEAST_BITS:
-            raise _Failure(Reason.PRECISION, "Some head would have less than 4 bits.")
+            raise SearchFailure(Reason.PRECISION, "Some head would have less than 4 bits.")
         self.agree(heads, W_bits, v_bits)
         precision = Precision(
             W_bits,
@@ -261,8 +291,8 @@ class _Search:
             raise RecoveryRefusedError(
                 Reason.MORE_HEADS, f"{heads.count} heads where {self.limit} are allowed."
             )
-        notes = tuple(text for text in (found.note, note) if text)
-        name = "many heads in floats, two-token queries" + ("" if self.full else ", coarse")
+        notes = tuple(text for text in (*self.notes, found.note, note) if text)
+        name = self.name + ("" if self.full else ", coarse")
         return Estimate(heads, precision, name, notes)
 
     def agree(
@@ -284,7 +314,7 @@ class _Search:
                 with np.errstate(invalid="ignore"):
                     wrong = np.abs(answers - heads.evaluate_many(tokens))
                 if not (wrong <= allowed).all():
-                    raise _Failure(
+                    raise SearchFailure(
                         Reason.CHECK_FAILED,
                         f"A fresh sequence deviates by {float(np.max(wrong)):.2g}.",
                     )

@@ -17,6 +17,8 @@ class Reason(Enum):
     NO_CIRCLE = "No scan found steps that separate into single heads."
     TOO_MANY_HEADS = "There are more heads than this method separates at this width."
     CHECK_FAILED = "Fresh queries disagree with every answer that was found."
+    RANK = "The heads have a larger rank than the stated bound."
+    HIDDEN_HEADS = "Heads that the odd part does not show could not be found otherwise."
     NO_NEURONS = "The readout on top of the attention could not be determined."
     QUERIES = "The stated number of queries is used up."
 

@@ -1,6 +1,8 @@
 """Recover attention followed by a bias-free ReLU network, single or multi-head, as a function.
 
-1. The odd part ``f(X) - f(-X)`` is a sum of attention heads: every ``W_h``, and the linear part.
+1. The odd part ``f(X) - f(-X)`` is a sum of attention heads: every ``W_h`` but those that it does
+   not show, and the linear part. One that it does not show is searched in one region
+   (:mod:`.hidden_heads`).
 2. With the ``W_h`` known the averages ``c(X)`` are known, and ``f`` is piecewise linear in them. On
    lines along which scores stay constant every neuron makes one hinge (:mod:`.lines`).
 3. In every piece the linear function is fitted; the jump at a hinge is the neuron, up to sign.
@@ -10,6 +12,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -20,11 +23,13 @@ from fiberscope.queries.heads import AttentionHeads
 from fiberscope.queries.many_heads.floats import recover_heads_in_floats
 from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
 from fiberscope.queries.noise import NoiseLevel
+from fiberscope.queries.relu_network.hidden_heads import HiddenHead
 from fiberscope.queries.relu_network.kinks import Kink, inner_signs, kinks_on_line, merged
 from fiberscope.queries.relu_network.lines import Line
 from fiberscope.queries.relu_network.odd_part import OddPart
 from fiberscope.queries.relu_network.result import ReluRecovery, averages
 from fiberscope.queries.session import Purpose
+from fiberscope.queries.token_scale import find_token_scale
 
 if TYPE_CHECKING:
     from fiberscope.queries.session import QuerySession
@@ -38,6 +43,7 @@ CHECKS = 8
 LEAST_BITS = 20.0
 """Agreement on fresh sequences below which nothing is returned."""
 _MARGIN = 2.0**17
+_ROUNDING = 2.0**8
 _WEAK = 1e-4
 
 
@@ -51,8 +57,9 @@ def recover_attention_with_relu(
 ) -> ReluRecovery:
     """Recover ``w^T ReLU(U sum_h V_h c_h(X))`` from queries, up to functional equivalence.
 
-    Conditions: more dimensions than heads; ``V_h^T U^T w`` vanishes for no head (else its scores do
-    not show in the odd part); ReLU without biases. Parallel neurons come back as one kink.
+    Conditions: more dimensions than heads; ``V_h^T U^T w`` vanishes for at most one head (its
+    scores do not show in the odd part); ReLU without biases. Parallel neurons come back as one
+    kink.
 
     Parameters
     ----------
@@ -76,15 +83,92 @@ def recover_attention_with_relu(
     # Rounding scales with both parts, of which the odd one may be the smaller.
     level = NoiseLevel(8 * noise.unit, 2 * noise.absolute, noise.repeatable, noise.sources)
     odd = cast("QuerySession", OddPart(session))
-    found = recover_heads_in_floats(
-        odd, heads=heads, heads_at_most=heads_at_most, rng=rng, noise=level
-    ).heads
-    if found.count >= session.width:
+    limit = heads or heads_at_most
+    if _is_even(session, noise, rng):
+        d = session.width
+        seen = AttentionHeads(np.zeros((0, d, d)), np.zeros((0, d)))
+    else:
+        seen = recover_heads_in_floats(
+            odd, heads=heads, heads_at_most=heads_at_most, rng=rng, noise=level
+        ).heads
+    found = _with_hidden(session, seen, limit, noise, rng)
+    return _Readout(session, found.heads, found.noise, rng, found.notes).run()
+
+
+@dataclass(frozen=True)
+class _Found:
+    heads: AttentionHeads
+    noise: NoiseLevel
+    notes: tuple[str, ...] = ()
+
+
+def _with_hidden(
+    session: QuerySession,
+    heads: AttentionHeads,
+    limit: int | None,
+    noise: NoiseLevel,
+    rng: np.random.Generator,
+) -> _Found:
+    """The heads of the odd part, and one that it does not show if answers need it."""
+    _fewer_than_width(heads.count, session.width)
+    notes: tuple[str, ...] = ()
+    if session.width > 1 and not _vanishes(session, noise, rng):
+        search = HiddenHead(session, heads.W, noise, _token_size(session, heads, rng), rng)
+        if search.needed():
+            if limit is not None and heads.count >= limit:
+                raise RecoveryRefusedError(
+                    Reason.MORE_HEADS,
+                    f"{heads.count} heads do not explain the answers and {limit} are allowed.",
+                )
+            _fewer_than_width(heads.count + 1, session.width)
+            W, error = search.find()
+            heads = AttentionHeads(
+                np.concatenate([heads.W, W[None]]),
+                np.concatenate([heads.v, np.zeros((1, session.width))]),
+            )
+            # Averages are as good as the scores.
+            noise = replace(noise, unit=max(noise.unit, error / 8))
+            notes = (
+                "a head does not show in the odd part (V^T U^T w = 0): it was found in one region "
+                f"of the network, to about {-np.log2(error):.0f} bits",
+            )
+    return _Found(heads, noise, notes)
+
+
+def _fewer_than_width(count: int, width: int) -> None:
+    if count >= width:
         raise RecoveryRefusedError(
             Reason.TOO_MANY_HEADS,
-            f"{found.count} heads of width {session.width} leave no direction without scores.",
+            f"{count} heads of width {width} leave no direction without scores.",
         )
-    return _Readout(session, found, noise, rng).run()
+
+
+def _vanishes(session: QuerySession, noise: NoiseLevel, rng: np.random.Generator) -> bool:
+    """Whether every one of some answers is zero: no head is missed where nothing is answered."""
+    tokens = session.representable(rng.normal(size=(8, 3, session.width)))
+    answers = session.ask(tokens, Purpose.RECOVERY)
+    return bool((np.abs(answers) <= noise.absolute).all())
+
+
+def _is_even(session: QuerySession, noise: NoiseLevel, rng: np.random.Generator) -> bool:
+    """Whether ``f(-X) = f(X)`` up to rounding: then the odd part shows no head at all."""
+    scales = np.repeat([0.125, 0.5, 1.0], 8)[:, None, None]
+    tokens = session.representable(scales * rng.normal(size=(24, 5, session.width)))
+    ahead, back = session.ask(tokens, Purpose.RECOVERY), session.ask(-tokens, Purpose.RECOVERY)
+    # Rounding goes with the tokens: the largest answer at each scale stands for their terms.
+    size = np.repeat(np.abs(ahead).reshape(3, 8).max(axis=1), 8)
+    allowed = _ROUNDING * noise.unit * size + 2 * noise.absolute
+    return bool((np.abs(ahead - back) <= allowed).all())
+
+
+def _token_size(session: QuerySession, heads: AttentionHeads, rng: np.random.Generator) -> float:
+    """2-norm of tokens with scores of order one; searched where no head is known."""
+    norms = np.linalg.norm(heads.W, axis=(1, 2))
+    if (norms > 0).any():
+        typical = float(np.median(norms[norms > 0]))
+        return float(np.sqrt(1.5 * np.sqrt(session.width) / typical))
+    scale = find_token_scale(session, rng, session.token_bound)
+    return scale.size
 
 
 class _Readout:
@@ -94,8 +178,10 @@ class _Readout:
         heads: AttentionHeads,
         noise: NoiseLevel,
         rng: np.random.Generator,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.session, self.heads, self.noise, self.rng = session, heads, noise, rng
+        self.notes = notes
         norms = np.linalg.norm(heads.W, axis=(1, 2))
         typical = float(np.median(norms[norms > 0])) if (norms > 0).any() else 1.0
         # Scores of order one at tokens of this 2-norm.
@@ -105,8 +191,7 @@ class _Readout:
     def run(self) -> ReluRecovery:
         gathered: list[Kink] = []
         neurons, worst = 8, np.inf
-        if self.heads.count == 0:
-            # Without an odd part no head is seen; only the zero function is left.
+        if self.heads.count == 0:  # only the zero function is left
             return self.answer([], neurons)
         for number in range(LINES):
             purpose = Purpose.RETRIES if number >= 3 else Purpose.RECOVERY
@@ -183,8 +268,9 @@ class _Readout:
                 Reason.CHECK_FAILED, f"Fresh sequences deviate by {worst:.2g} of their size."
             )
         model = self.candidate(kinks)
-        notes = []
+        notes = list(self.notes)
         strengths = np.linalg.norm(self.heads.v, axis=1)
+        strengths = strengths[strengths > 0]
         if len(strengths) and strengths.min() < _WEAK * strengths.max():
             notes.append("a head hardly shows in the odd part; its scores are less precise")
         signs = inner_signs(model.kinks, model.outer_signs, self.heads.v.reshape(-1))

@@ -13,15 +13,27 @@ from fiberscope.checkpoints.architecture.program import (
 )
 from fiberscope.checkpoints.ledger.item import Item
 from fiberscope.checkpoints.ledger.rules import heads, mlp, norms, stream
+from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 from fiberscope.checkpoints.ledger.wiring import StreamGroup, Wiring
 from fiberscope.parameters import View
-from fiberscope.symmetry import Kind, Permutation, ScaledSlot, SignFlip, Slot, Symmetry
+from fiberscope.symmetry import (
+    Kind,
+    Permutation,
+    QuarterTurn,
+    ScaledSlot,
+    SignFlip,
+    Slot,
+    Symmetry,
+)
 
 GROUP_PERMUTATION = "permutation of key/value groups"
 HEAD_PERMUTATION = "permutation of query heads in a group"
 NEURON_PERMUTATION = "permutation of neurons"
 COMPONENTS = "components of continuous groups"
 ODD_SIGNS = "signs in front of odd activations"
+ROW_SIGNS = "signs of query and key rows and their gains"
+QUARTER_TURNS = "quarter turns of normalised planes"
+HALF_TURNS = "half turns of normalised planes in one group"
 COORDINATE_PERMUTATION = "permutation of residual coordinates"
 COORDINATE_SIGNS = "signs of residual coordinates"
 GLOBAL_SIGN = "sign of the whole residual stream"
@@ -36,6 +48,9 @@ def discrete_items(wiring: Wiring, continuous: list[Item]) -> Iterator[Item]:
     """All discrete symmetries; the continuous items tell how many components their groups have."""
     for sharing in sharing_positions(wiring.attentions):
         yield from _heads(sharing)
+    for attention in wiring.attentions:
+        if attention.query_norm is not None and attention.key_norm is not None:
+            yield from _normalised(attention)
     for layer in wiring.mlps:
         yield _neurons(layer)
         if layer.activation is Activation.ODD:
@@ -110,6 +125,53 @@ def _heads(sharing: tuple[Attention, ...]) -> Iterator[Item]:
     if a.heads_per_group > 1 and a.position_table is None:
         order = a.groups * log10_factorial(a.heads_per_group)
         yield _item(HEAD_PERMUTATION, a.layer, order, inside, a.label)
+
+
+def _normalised(a: Attention) -> Iterator[Item]:
+    """Queries and keys behind norms of their own: signs, and turns that keep or exchange gains.
+
+    A row of all queries (or all keys) changes sign with its gain; a plane of all queries and keys
+    turns by a quarter and its gains change places; a plane of one group's queries and keys turns by
+    a half. A half turn in all groups is a quarter turn twice (and one of signs), so the order
+    counts it once.
+    """
+    assert a.query_norm is not None and a.key_norm is not None
+    gains = a.query_norm.gain, a.key_norm.gain
+    width = a.key_width
+    planes = tuple(a.rotary.planes) if a.rotary else ()
+    units = [*planes, *((row,) for row in unrotated_index(a).tolist())]
+    queries = [view for view in (a.query, a.query_bias) if view is not None]
+    keys = [view for view in (a.key, a.key_bias) if view is not None]
+
+    def signs() -> Symmetry:
+        slots = []
+        sides = ((queries, 2, gains[0], 0), (keys, 1, gains[1], width))
+        for views, axis, gain, start in sides:
+            numbers = tuple(range(start, start + width))
+            slots += [ScaledSlot(view, axis, 1, numbers) for view in views]
+            if gain is not None:
+                slots.append(ScaledSlot(gain, 0, 1, numbers))
+        return SignFlip(f"{a.label}: {ROW_SIGNS}", 2 * width, slots)
+
+    def quarters() -> Symmetry:
+        rows = [Slot(view, 2) for view in queries] + [Slot(view, 1) for view in keys]
+        turned = [Slot(gain, 0) for gain in gains if gain is not None]
+        return QuarterTurn(f"{a.label}: {QUARTER_TURNS}", planes, rows, turned)
+
+    def halves() -> Symmetry:
+        unit = {row: number for number, rows in enumerate(units) for row in rows}
+        numbers = tuple(g * len(units) + unit[r] for g in range(a.groups) for r in range(width))
+        slots = [ScaledSlot(view, (0, 2), 1, numbers) for view in queries]
+        slots += [ScaledSlot(view, (0, 1), 1, numbers) for view in keys]
+        return SignFlip(f"{a.label}: {HALF_TURNS}", a.groups * len(units), slots)
+
+    two = log10(2)
+    if all(gain is not None for gain in gains):
+        yield _item(ROW_SIGNS, a.layer, 2 * width * two, signs, a.label)
+    if planes:
+        yield _item(QUARTER_TURNS, a.layer, len(planes) * two, quarters, a.label)
+    if a.groups > 1:
+        yield _item(HALF_TURNS, a.layer, (a.groups - 1) * len(units) * two, halves, a.label)
 
 
 def _neurons(m: Mlp) -> Item:
