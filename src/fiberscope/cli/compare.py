@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fiberscope.cli.memory import keep_freed_pages
 from fiberscope.cli.output import check_new_file, console, print_json, progress, write_file
 from fiberscope.cli.polynomial_files import compare_files, is_polynomial_file
 from fiberscope.cli.polynomial_options import long_numbers
@@ -82,10 +83,12 @@ def _checkpoints(
 ) -> int:
     from fiberscope.checkpoints.equality.adapters import compare_adapters, is_adapter
     from fiberscope.checkpoints.equality.comparison import compare_checkpoints
+    from fiberscope.checkpoints.threads import workers
     from fiberscope.report.comparison import comparison_json, comparison_table
     from fiberscope.report.comparison_html import comparison_html
     from fiberscope.verdict import Outcome
 
+    keep_freed_pages()
     with progress() as tick:
         if is_adapter(first) or is_adapter(second):
             if witness is not None:
@@ -99,6 +102,7 @@ def _checkpoints(
                 seed=seed,
                 want_witness=witness is not None,
                 progress=tick,
+                processes=workers(),
             )
     if html is not None:
         write_file(html, comparison_html(found, str(first), str(second)), overwrite)

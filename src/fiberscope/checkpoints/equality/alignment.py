@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from fiberscope.checkpoints.architecture.program import Activation, Attention, Mlp
 from fiberscope.checkpoints.equality.folded import FoldedModel
-from fiberscope.checkpoints.equality.folded_parts import FoldedMlp, Vectors
+from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.frame import Frame, candidates, is_centred_wiring
 from fiberscope.checkpoints.equality.heads import HeadMatch, carried, match_heads
 from fiberscope.checkpoints.equality.neuron_assignment import Scales
@@ -23,6 +24,8 @@ from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, statistic_of_parts
 from fiberscope.checkpoints.equality.tiles import statistic_of_rows
 from fiberscope.checkpoints.ledger import Ledger
+from fiberscope.checkpoints.processes import results
+from fiberscope.checkpoints.threads import in_order, limited, workers
 
 Progress = Callable[[int, int, str], None]
 
@@ -63,7 +66,11 @@ class Alignment:
 
 
 def align(
-    first: FoldedModel, second: FoldedModel, ledger: Ledger, progress: Progress | None = None
+    first: FoldedModel,
+    second: FoldedModel,
+    ledger: Ledger,
+    progress: Progress | None = None,
+    processes: int = 1,
 ) -> Alignment:
     """Find the frame, then match every block in it.
 
@@ -73,7 +80,20 @@ def align(
         Models of one wiring (numbers of groups and neurons may differ where some are dead).
     ledger
         What acts on the first.
+    processes
+        How many may work on the layers.
     """
+    with limited(1):
+        return _aligned(first, second, ledger, progress, processes)
+
+
+def _aligned(
+    first: FoldedModel,
+    second: FoldedModel,
+    ledger: Ledger,
+    progress: Progress | None,
+    processes: int,
+) -> Alignment:
     blocks = blocks_of(first, second)
     steps = len(blocks) + 2
 
@@ -82,10 +102,13 @@ def align(
             progress(number, steps, what)
 
     tick(0, "frame of the residual stream")
+    _together(lambda: first.tables, lambda: second.tables)
     found = Alignment(*_frame(first, second, ledger), centred=is_centred_wiring(second.wiring))
-    for number, (a, b) in enumerate(blocks):
-        tick(number + 1, b.label)
-        _block(first, second, a, b, found)
+    rotated = found.mixes
+    tasks = [partial(_match, first, second, a, b, found.frame, rotated) for a, b in blocks]
+    for number, match in enumerate(results(tasks, processes)):
+        tick(number + 1, blocks[number][1].label)
+        _take(match, found)
     tick(len(blocks) + 1, "norms and head")
     for one, other in zip(first.kept, second.kept, strict=True):
         found.statistics.append(_kept(one, other, found.frame))
@@ -96,6 +119,11 @@ def align(
         found.statistics.append(part)
     _head(first, second, found)
     return found
+
+
+def _together(*tasks: Callable[[], object]) -> None:
+    """Compute what both models will be asked for at the same time."""
+    list(in_order([(1, task) for task in tasks], workers()))
 
 
 def blocks_of(
@@ -140,7 +168,9 @@ def _vectors(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
     mixes = frame.rotated or b.centred
     if isinstance(a.rows, Rows) and isinstance(b.rows, Rows) and not frame.rotated:
         moved = a.rows.renamed(*frame.renaming)
-        return statistic_of_rows(b.label, b.rows, moved, rotated=mixes, computed=not exact)
+        return statistic_of_rows(
+            b.label, b.rows, moved, rotated=mixes, computed=not exact, threads=True
+        )
     parts = ((y, frame.carry(x)) for x, y in zip(a.parts(), b.parts(), strict=True))
     return statistic_of_parts(b.label, parts, rotated=mixes, computed=not exact)
 
@@ -155,49 +185,46 @@ def _kept(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
     return statistic(b.label, b.array, a.array.turned(matrix, -1), rotated=False)
 
 
-def _block(
+def _match(
     first: FoldedModel,
     second: FoldedModel,
     a: Attention | Mlp,
     b: Attention | Mlp,
-    found: Alignment,
-) -> None:
-    rotated = found.mixes
+    frame: Frame,
+    rotated: bool,
+) -> HeadMatch | NeuronMatch:
+    """Match one sublayer; sublayers do not depend on each other once the frame is known."""
     if isinstance(a, Attention):
         assert isinstance(b, Attention)
-        heads = match_heads(
-            carried(first.attention(a), found.frame), second.attention(b), rotated=rotated
-        )
-        found.heads[b.label] = heads
-        found.statistics += heads.statistics
-        if heads.mismatch:
-            found.mismatches.append(heads.mismatch)
-        if heads.reason:
-            found.reasons.append(heads.reason)
-        if heads.uncertainty[0] > found.uncertainty[0]:
-            found.uncertainty = heads.uncertainty
-        return
+        return match_heads(carried(first.attention(a), frame), second.attention(b), rotated=rotated)
     assert isinstance(b, Mlp)
-    one, other = carried_mlp(first.mlp(a), found.frame), second.mlp(b)
+    one, other = carried_mlp(first.mlp(a), frame), second.mlp(b)
     scales = scales_of(other, b.activation, b.activation_name, True)
-    _take(match_neurons(one, other, scales, rotated=rotated), found)
+    return match_neurons(one, other, scales, rotated=rotated)
 
 
-def _take(neurons: NeuronMatch, found: Alignment) -> None:
-    found.neurons[neurons.label] = neurons
-    found.statistics += neurons.statistics
-    if neurons.mismatch:
-        found.mismatches.append(neurons.mismatch)
-    if neurons.uncertainty > found.uncertainty[0]:
-        found.uncertainty = (neurons.uncertainty, f"{neurons.label} neurons")
-    if neurons.reason:
-        found.reasons.append(neurons.reason)
+def _take(match: HeadMatch | NeuronMatch, found: Alignment) -> None:
+    """Enter what was found in one sublayer."""
+    found.statistics += match.statistics
+    if match.mismatch:
+        found.mismatches.append(match.mismatch)
+    if match.reason:
+        found.reasons.append(match.reason)
+    if isinstance(match, HeadMatch):
+        found.heads[match.label] = match
+        uncertainty = match.uncertainty
+    else:
+        found.neurons[match.label] = match
+        uncertainty = (match.uncertainty, f"{match.label} neurons")
+    if uncertainty[0] > found.uncertainty[0]:
+        found.uncertainty = uncertainty
 
 
 def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
     """Dense layer, unembedding and constants of the logits."""
     frame = found.frame
     one, other = first.dense, second.dense
+    _together(lambda: first.unembedding, lambda: second.unembedding)
     (rows_a, bias_a), (rows_b, bias_b) = first.unembedding, second.unembedding
     head = second.wiring.head
     if one is None or other is None or head is None or head.dense is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,15 @@ from fiberscope.checkpoints.forward import (
 )
 from fiberscope.checkpoints.ledger import ledger
 from fiberscope.checkpoints.moves.witness import Witness
+from fiberscope.checkpoints.processes import results
+from fiberscope.checkpoints.threads import limited
 from fiberscope.errors import InputError
 from fiberscope.verdict import Outcome
 
 LARGEST_WITNESS = 60_000_000
 """Parameters up to which a witness is built unasked; it needs both models in float64."""
+FORKED = 20_000_000
+"""Parameters from which several processes pay."""
 CLEARLY = 1000.0
 """Roundings (rms) beyond which the direction of comparison cannot matter."""
 _PREFERRED = (Outcome.SAME, Outcome.UNDECIDED, Outcome.DIFFERENT)
@@ -102,6 +107,7 @@ def compare_checkpoints(
     seed: int = 0,
     want_witness: bool = False,
     progress: Progress | None = None,
+    processes: int = 1,
 ) -> CheckpointComparison:
     """Compare two checkpoints on disk.
 
@@ -113,6 +119,8 @@ def compare_checkpoints(
         Seed of the probe inputs.
     want_witness
         Build the witness whatever the size of the models.
+    processes
+        How many may work on large models; more than one only on Linux, in programs without threads.
 
     Raises
     ------
@@ -121,7 +129,14 @@ def compare_checkpoints(
     """
     one = StoredModel.open(first, observable)
     other = StoredModel.open(second, observable or one.wiring.observable)
-    return compare_models(one, other, seed=seed, want_witness=want_witness, progress=progress)
+    return compare_models(
+        one,
+        other,
+        seed=seed,
+        want_witness=want_witness,
+        progress=progress,
+        processes=processes,
+    )
 
 
 def compare_models(
@@ -131,6 +146,7 @@ def compare_models(
     seed: int = 0,
     want_witness: bool = False,
     progress: Progress | None = None,
+    processes: int = 1,
 ) -> CheckpointComparison:
     """Compare two opened models; see :class:`CheckpointComparison`."""
     first, second, notes = brought_together(first, second)
@@ -159,17 +175,19 @@ def compare_models(
     # independent from number to number; carried over it would not be.
     turned = FORMATS.index(first.dtype) > FORMATS.index(second.dtype)
     one, other = (second, first) if turned else (first, second)
-    found, outcome, reason, name = _aligned(one, other, progress)
+    if first.architecture.parameters < FORKED:
+        processes = 1
+    found, outcome, reason, name = _aligned(one, other, progress, processes)
     if outcome is not Outcome.SAME:
         # Either of the two may be the copy, and only the copy's rounding is independent noise.
         worst = max((part.rms for part in found.statistics), default=0.0)
         if worst < CLEARLY:
-            again = _aligned(other, one, progress)
+            again = _aligned(other, one, progress, processes)
             if _PREFERRED.index(again[1]) < _PREFERRED.index(outcome):
                 found, outcome, reason, name = again
                 turned = not turned
                 one, other = other, one
-    error = _forward_error(first, second, seed)
+    error = _forward_error(first, second, seed, processes)
     shared: dict[str, Any] = {
         "statistics": tuple(found.statistics),
         "forward_error": error,
@@ -202,11 +220,11 @@ def compare_models(
 
 
 def _aligned(
-    first: StoredModel, second: StoredModel, progress: Progress | None
+    first: StoredModel, second: StoredModel, progress: Progress | None, processes: int
 ) -> tuple[Alignment, Outcome, str, str]:
     """Align the first to the second, and decide."""
     acting = ledger(first.architecture, first.wiring.observable)
-    found = align(FoldedModel(first), FoldedModel(second), acting, progress)
+    found = align(FoldedModel(first), FoldedModel(second), acting, progress, processes)
     return (found, *_decide(found))
 
 
@@ -266,7 +284,9 @@ def _decide(found: Alignment) -> tuple[Outcome, str, str]:
     return Outcome.SAME, "every stored number lies within rounding of an exact move", ""
 
 
-def _forward_error(first: StoredModel, second: StoredModel, seed: int) -> Deviation | None:
+def _forward_error(
+    first: StoredModel, second: StoredModel, seed: int, processes: int
+) -> Deviation | None:
     """Outputs of both on the same probe inputs, in float64."""
     length = (
         8 if first.architecture.longest_input is None else min(8, first.architecture.longest_input)
@@ -275,11 +295,13 @@ def _forward_error(first: StoredModel, second: StoredModel, seed: int) -> Deviat
     if first.architecture != second.architecture and not _interchangeable(first, second):
         return None
     observable = first.wiring.observable
-    return deviation(
-        outputs(second.architecture, second.stored, probe, observable),
-        outputs(first.architecture, first.stored, probe, observable),
-        output_width(first.architecture, probe, observable),
-    )
+    tasks = [
+        partial(outputs, model.architecture, model.stored, probe, observable)
+        for model in (first, second)
+    ]
+    with limited(1):
+        values = list(results(tasks, processes))
+    return deviation(values[1], values[0], output_width(first.architecture, probe, observable))
 
 
 def _interchangeable(first: StoredModel, second: StoredModel) -> bool:

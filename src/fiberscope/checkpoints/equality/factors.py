@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fiberscope.checkpoints.equality.once import once
 
 ROUNDS = 4
 REFINEMENTS = 2
@@ -108,19 +109,19 @@ class _Problem:
     noise: NDArray[np.float64]
     back: NDArray[np.float64]
 
-    @cached_property
+    @once
     def gram(self) -> NDArray[Any]:
         return np.asarray(self.plain @ adjoint(self.plain))
 
-    @cached_property
+    @once
     def gram_moved(self) -> NDArray[Any]:
         return np.asarray(self.dual_moved @ adjoint(self.dual_moved))
 
-    @cached_property
+    @once
     def cross(self) -> NDArray[Any]:
         return np.asarray(self.plain_moved @ adjoint(self.plain))
 
-    @cached_property
+    @once
     def cross_dual(self) -> NDArray[Any]:
         return np.asarray(self.dual_moved @ adjoint(self.dual))
 
@@ -158,10 +159,12 @@ class _Problem:
 
     def score(self, matrix: NDArray[Any]) -> NDArray[np.float64]:
         """Weighted squared residuals in the moved coordinates."""
-        first = np.abs(self.plain_moved - matrix @ self.plain) ** 2 / self.noise[..., None]
-        dual = adjoint(_inverse(matrix)) @ self.dual
-        second = np.abs(self.dual_moved - dual) ** 2 / self.back[..., None]
-        parts = first.sum(axis=(-1, -2)), second.sum(axis=(-1, -2))
+        parts = (
+            (row_squares(self.plain_moved - matrix @ self.plain) / self.noise).sum(axis=-1),
+            (row_squares(self.dual_moved - adjoint(_inverse(matrix)) @ self.dual) / self.back).sum(
+                axis=-1
+            ),
+        )
         total = parts[0] + parts[1]
         # A start from one factor fits that one too well; the other must look like rounding too.
         share = self.dual.shape[-1] / (self.plain.shape[-1] + self.dual.shape[-1])
@@ -215,12 +218,18 @@ def weighed_columns(
     typical = column.mean(axis=-1, keepdims=True)
     column = np.maximum(column, 1e-12 * typical)
     unit = np.sqrt(np.where(column > 0, typical / np.where(column > 0, column, 1.0), 1.0))
-    return [value * unit for value in values], (total * unit**2).mean(axis=-1)
+    noise = (total @ np.square(unit).swapaxes(-1, -2))[..., 0] / total.shape[-1]
+    return [value * unit for value in values], noise
+
+
+def row_squares(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Squared norms of the rows (last axis), real or complex."""
+    return np.asarray(np.vecdot(array, array).real)
 
 
 def _smallest(moved: NDArray[Any]) -> NDArray[np.float64]:
     """A variance below which float64 itself cannot see, per row."""
-    size = (np.abs(moved) ** 2).mean(axis=-1)
+    size = row_squares(moved) / moved.shape[-1]
     largest = size.max(axis=-1, keepdims=True)
     floor: NDArray[np.float64] = (
         np.maximum(size, 1e-12 * largest) * (16 * np.finfo(np.float64).eps) ** 2

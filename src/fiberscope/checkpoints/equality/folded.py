@@ -11,7 +11,6 @@ by, so zero gains need no special case.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +25,7 @@ from fiberscope.checkpoints.architecture.program import (
 )
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention, FoldedMlp, Vectors
 from fiberscope.checkpoints.equality.noisy import Noisy
+from fiberscope.checkpoints.equality.once import once
 from fiberscope.checkpoints.equality.rotary_order import (
     ordered_rotary,
     other_layout,
@@ -135,7 +135,7 @@ class FoldedModel:
             return None
         return self.model.read(norm.gain).take(rows, 0)
 
-    @cached_property
+    @once
     def _tables(self) -> dict[int, Attention]:
         """For every attention that adds a position table, the attention that owns it.
 
@@ -170,7 +170,7 @@ class FoldedModel:
 
     # --- vectors along the stream ----------------------------------------------------------
 
-    @cached_property
+    @once
     def tables(self) -> list[Vectors]:
         """Embedding tables, constants moved between them to a fixed place."""
         found: list[Vectors] = []
@@ -267,7 +267,7 @@ class FoldedModel:
         inverse = Noisy(1.0 / gain.value, gain.variance / gain.value**4)
         return inverse.times(Noisy(along.value / width, along.variance / width**2))
 
-    @cached_property
+    @once
     def kept(self) -> list[Vectors]:
         """Gains and biases that no linear map can take over, and are determined themselves."""
         return self.kept_vectors()
@@ -291,7 +291,7 @@ class FoldedModel:
     def _keeps_bias(point: Point) -> bool:
         return not point.only_linear and not norm_bias_is_free(point)
 
-    @cached_property
+    @once
     def constants(self) -> list[Vectors]:
         """What every step adds whatever the input: biases, constant values, carried biases."""
         found = []
@@ -347,7 +347,7 @@ class FoldedModel:
 
     # --- the head --------------------------------------------------------------------------
 
-    @cached_property
+    @once
     def unembedding(self) -> tuple[Vectors | None, Noisy | None]:
         """Rows that read the last norm, ``(labels, d)``, and the constants of the logits.
 
@@ -386,7 +386,7 @@ class FoldedModel:
             else Vectors(reader.label, rows, centred=point.norm.kind is NormKind.LAYER)
         ), constant
 
-    @cached_property
+    @once
     def dense(self) -> FoldedMlp | None:
         """The head's dense layer as neurons: down are the columns of the unembedding."""
         head = self.wiring.head

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from fiberscope.checkpoints.architecture.program import NormKind
 from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.noisy import Array, Noisy, along_axis
+from fiberscope.checkpoints.equality.once import once
 from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.ledger import Ledger
@@ -74,15 +74,15 @@ class Frame:
     undetermined: int = 0
     spread: Array | None = None
 
-    @cached_property
+    @once
     def _squares(self) -> tuple[NDArray[np.float32], float]:
         return _in_units(np.square(self.matrix))
 
-    @cached_property
+    @once
     def _passed(self) -> tuple[NDArray[np.float32], float] | None:
         return None if self.spread is None else _in_units(self.spread.T)
 
-    @cached_property
+    @once
     def renaming(self) -> tuple[NDArray[np.int64], Array]:
         """For frames that rename: the coordinate of the first model at every place, and signs."""
         order = np.abs(self.matrix).argmax(axis=1)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Attention
-from fiberscope.checkpoints.equality.factors import BasisChange, fit_basis, weighed_columns
+from fiberscope.checkpoints.equality.factors import (
+    BasisChange,
+    fit_basis,
+    row_squares,
+    weighed_columns,
+)
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.head_assignment import assign_heads
@@ -29,10 +34,19 @@ from fiberscope.checkpoints.equality.silence import (
     without_silent_groups,
 )
 from fiberscope.checkpoints.equality.stack import Stack
-from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
+from fiberscope.checkpoints.equality.statistic import (
+    Piece,
+    Statistic,
+    allowance,
+    measured,
+    statistic,
+    statistic_of_pieces,
+    together,
+)
+from fiberscope.checkpoints.equality.tiles import FAINTEST, STRONGEST
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 
-BATCH = 1 << 18
+BATCH = 1 << 20
 """Numbers of a factor pair that are worked on at a time: they stay in the cache."""
 VACUOUS = 0.1
 """Relative uncertainty of a circuit's product above which agreement would say nothing."""
@@ -337,28 +351,57 @@ def _measure(
     rotated: bool,
 ) -> None:
     """Residuals of both factors, group by group, in the second model's coordinates."""
-    matrix, back = change.matrix, change.dual
-    condition = change.condition
-    moved = Noisy(matrix @ plain[0].value, matrix**2 @ plain[0].variance)
-    moved_dual = Noisy(back @ dual[0].value, back**2 @ dual[0].variance)
+    allowed = allowance(change.condition)
+    pieces = [
+        _residuals(matrix, first, second, allowed, leverage, rotated)
+        for matrix, (first, second) in ((change.matrix, plain), (change.dual, dual))
+    ]
+    width = change.matrix.shape[-1]
     for group, name in enumerate(names):
-        parts = [
-            statistic(
-                name,
-                second.part(group),
-                first.part(group),
-                rotated=rotated,
-                condition=float(condition[group]),
-                leverage=leverage,
-            )
-            for first, second in ((moved, plain[1]), (moved_dual, dual[1]))
-        ]
+        rows = np.s_[group * width : (group + 1) * width]
+        parts = [statistic_of_pieces(name, [piece.some(rows)]) for piece in pieces]
         found.statistics.append(together(name, parts))
     # Of either model: agreement with a blurred product says nothing, whichever is blurred.
     share = np.maximum(uncertainty(plain[0], dual[0]), uncertainty(plain[1], dual[1]))
     worst = int(share.argmax())
     if share[worst] > found.uncertainty[0]:
         found.uncertainty = (float(share[worst]), names[worst])
+
+
+def _residuals(
+    matrix: Array, first: Noisy, second: Noisy, allowed: Array, leverage: float, rotated: bool
+) -> Piece:
+    """Rows of all groups after a change of basis, ``matrix @ first`` against ``second``."""
+    count, width, length = second.value.shape
+    apart = matrix @ first.value
+    sizes = row_squares(second.value).reshape(-1), row_squares(apart).reshape(-1)
+    floor = np.repeat(allowed, width) ** 2 / length * np.maximum(*sizes)
+    np.subtract(second.value, apart, out=apart)
+    largest = max(float(x.variance.max(initial=0.0)) for x in (first, second))
+    unit, kind = 1.0, np.dtype(np.float64)
+    weights = np.square(matrix)
+    if 0 < largest < np.inf:
+        scale = float(2.0 ** -np.round(np.log2(largest) / 2))
+        reach = float(weights.max(initial=0.0)), float(np.abs(apart).max(initial=0.0)) * scale
+        # Squares of three digits do, unless their range is that of float64.
+        if float(floor.min(initial=1.0)) * scale**2 > FAINTEST and max(reach) < STRONGEST**0.5:
+            unit, kind = scale, np.dtype(np.float32)
+    variances = [np.multiply(x.variance, unit**2, dtype=np.float64) for x in (first, second)]
+    passed = weights.astype(kind) @ variances[0].astype(kind)
+    own = variances[1].astype(kind)
+    spreads = own.sum(axis=-1).reshape(-1), passed.sum(axis=-1).reshape(-1)
+    passed += own
+    apart *= unit
+    piece = measured(
+        apart.astype(kind, copy=False).reshape(-1, length),
+        passed.reshape(-1, length),
+        sizes,
+        (spreads[0].astype(np.float64), spreads[1].astype(np.float64)),
+        floor * unit**2,
+        rotated=rotated,
+        leverage=leverage,
+    )
+    return replace(piece, apart=piece.apart / unit**2, share=piece.share / unit**2)
 
 
 def uncertainty(plain: Noisy, dual: Noisy) -> Array:

@@ -205,7 +205,7 @@ def _fit_in_parts(
             ]
             return ones, ones, parts
     found = []
-    step = max(16, ENTRIES // b.up.shape[1])
+    step = max(16, ENTRIES // 2 // b.up.shape[1])
     for start in range(0, len(order), step):
         part = np.s_[start : start + step]
         found.append(_fit(a.part(part), b.part(part), scales, rotated, label))

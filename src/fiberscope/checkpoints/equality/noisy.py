@@ -19,8 +19,10 @@ _FORMATS: dict[str, tuple[int, int]] = {
     "bfloat16": (7, -126),
     "float16": (10, -14),
 }
+SHORT = ("float32", "bfloat16", "float16")
+"""Formats beside whose rounding that of float64 is nothing."""
 _EXPONENT = np.uint64(0x7FF0_0000_0000_0000)
-CHUNK = 1 << 15
+CHUNK = 1 << 18
 """Entries that are worked on at a time: they stay in the cache."""
 
 
@@ -72,6 +74,16 @@ def rounded(stored: NDArray[Any], offset: float = 0.0) -> Noisy:
                 values[chunk] += offset
     back = np.argsort(axes)
     return Noisy(result.value.transpose(back), result.variance.transpose(back))
+
+
+def with_powers(stored: NDArray[Any]) -> tuple[Array, Array]:
+    """Stored numbers of a short format in float64, and their powers of two (at least the least)."""
+    values = np.empty_like(stored, dtype=np.float64)
+    values[...] = stored
+    powers = np.empty_like(values)
+    np.bitwise_and(values.view(np.uint64), _EXPONENT, out=powers.view(np.uint64))
+    np.maximum(powers, 2.0 ** _FORMATS[stored.dtype.name][1], out=powers)
+    return values, powers
 
 
 def coarseness(dtype: np.dtype[Any]) -> tuple[float, float]:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.noisy import FAINT, Array, Noisy, coarseness, joined, rounded
+from fiberscope.checkpoints.equality.noisy import (
+    FAINT,
+    SHORT,
+    SUM_ROUNDINGS,
+    Array,
+    Noisy,
+    coarseness,
+    joined,
+    rounded,
+    with_powers,
+)
+from fiberscope.checkpoints.equality.once import once
 
-ENTRIES = 1 << 16
-"""Entries of a matrix that are worked on at a time: they stay in the cache."""
-SKETCH = 16
+ENTRIES = 1 << 18
+"""Entries of a matrix that are worked on at a time: few enough to stay in the cache, and enough for
+threads not to wait for each other."""
+SKETCH = 8
 """Projections by which rows of two models are recognised."""
-SAMPLE = 256
+SAMPLE = 32
 """Rows whose rounding is looked at where a typical one will do."""
 
 
@@ -83,7 +95,7 @@ class Rows:
             rows.value *= self.signs
         return rows
 
-    @cached_property
+    @once
     def survey(self) -> tuple[Array, Array, NDArray[np.bool_]]:
         """What can be told of every row in one pass over the stored numbers.
 
@@ -122,7 +134,7 @@ class Rows:
         return found[:, :-1] * self.factor, size * self.factor**2, surely
 
     def typical_spread(self, count: int) -> Array:
-        """A typical variance of the survey's projections, from some rows, shape ``(count, SKETCH)``."""
+        """A typical variance of the survey's projections, shape ``(count, SKETCH)``: of some rows."""
         some = self.part(np.s_[:: max(1, self.shape[0] // SAMPLE)])
         squares = np.square(sketch_matrix(self.shape[1]).T)
         return np.broadcast_to(np.median(some.variance @ squares, axis=0), (count, SKETCH))
@@ -153,7 +165,7 @@ class Rows:
             result.value[index], result.variance[index] = part.value, part.variance
         return result
 
-    @cached_property
+    @once
     def _whole(self) -> Noisy:
         return self.whole()
 
@@ -169,8 +181,29 @@ class Rows:
 
     def dot(self, vector: Noisy) -> Noisy:
         """Contraction of all rows with a vector, ``(n,)``."""
-        found = [part.dot(vector) for part in self.parts()]
+        if self._is_plain:
+            found = list(map(partial(self._plain_dot, vector), pieces(self.shape)))
+        else:
+            found = [part.dot(vector) for part in self.parts()]
         return joined(found, 0)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the rows are stored numbers of a short format, and nothing else."""
+        plain = self.gain is None and not self.level and self.mean is None and not self.shifts
+        plain = plain and self.columns is None and self.signs is None and self.factor == 1.0
+        return plain and not self.offset and self.stored.dtype.name in SHORT
+
+    def _plain_dot(self, vector: Noisy, index: slice) -> Noisy:
+        values, powers = with_powers(self.stored[index])
+        result = values @ vector.value
+        powers *= powers
+        variance = powers @ (coarseness(self.stored.dtype)[0] * np.square(vector.value))
+        values *= values
+        # What cancels in the sum leaves the rounding of float64 itself behind.
+        own = (SUM_ROUNDINGS * np.finfo(np.float64).eps) ** 2
+        variance += values @ (vector.variance + own * np.square(vector.value))
+        return Noisy(result, variance)
 
     def combined(self, weights: Noisy) -> Noisy:
         """Sum of all rows, each with a weight ``(n,)``, shape ``(d,)``."""
@@ -217,9 +250,17 @@ class Rows:
     def average(self) -> Noisy:
         """Mean over the rows."""
         value, variance = np.zeros(self.shape[1]), np.zeros(self.shape[1])
-        for part in self.parts():
-            value += part.value.sum(axis=0)
-            variance += part.variance.sum(axis=0)
+        relative = coarseness(self.stored.dtype)[0]
+        for index in pieces(self.shape):
+            if self._is_plain:
+                values, spread = with_powers(self.stored[index])
+                spread *= spread
+            else:
+                part = self.part(index)
+                values, spread, relative = part.value, part.variance, 1.0
+            ones = np.ones(len(values))
+            value += ones @ values
+            variance += relative * (ones @ spread)
         count = len(self.stored)
         return Noisy(value / count, variance / count**2)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.equality.noisy import Array, Noisy
+from fiberscope.checkpoints.equality.once import once
 from fiberscope.checkpoints.equality.rows import SKETCH, Rows
 
 Index = NDArray[np.int64]
@@ -28,7 +28,7 @@ class Stack(Noisy):
         """Shape of the values."""
         return (*self.lead, self.rows.shape[1])
 
-    @cached_property
+    @once
     def _held(self) -> Noisy:
         return self.held()
 
@@ -76,5 +76,5 @@ class Stack(Noisy):
 
     @property
     def speaks(self) -> NDArray[np.bool_]:
-        """Whether some row of every factor is surely more than its rounding, shape ``lead[:-1]``."""
+        """Whether some row of a factor is surely more than its rounding, shape ``lead[:-1]``."""
         return np.asarray(self.rows.survey[2].reshape(self.lead).any(axis=-1))

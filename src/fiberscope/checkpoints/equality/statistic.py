@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from fiberscope.checkpoints.equality.noisy import Array, Noisy
@@ -19,7 +22,7 @@ LARGEST_CONDITION = 1e8
 SAME_RMS, SAME_MAX = 1.6, 8.0
 DIFFERENT_RMS, DIFFERENT_MAX = 3.0, 25.0
 CHANCE = 1e-7
-CHUNK = 1 << 15
+CHUNK = 1 << 18
 CORRELATED = 4
 """Numbers that count as one: a gain's rounding is common to a column, a mean's to a table."""
 
@@ -69,7 +72,12 @@ class Statistic:
         freedom = (
             max(1.0, self.count / CORRELATED) if self.independent is None else self.independent
         )
-        return max(SAME_RMS, float(np.sqrt(chi2.isf(CHANCE, freedom) / freedom)))
+        return _same_rms(freedom)
+
+
+@cache
+def _same_rms(freedom: float) -> float:
+    return max(SAME_RMS, float(np.sqrt(chi2.isf(CHANCE, freedom) / freedom)))
 
 
 def statistic(
@@ -130,27 +138,100 @@ def statistic_of_parts(
 
 @dataclass(frozen=True)
 class Piece:
-    """What some rows contribute.
+    """What some rows contribute, row by row, shape ``(n,)``.
 
     Attributes
     ----------
-    count
-        Their numbers.
+    width
+        Numbers in a row.
     total, likely, largest
         Sum of the squared residuals in units of what is allowed, its expectation, and the largest.
     apart, norm
         Squared norms of the residuals and of what was found.
     share
-        Largest squared relative rounding of a row.
+        Squared relative rounding, of the model where it is larger.
     """
 
-    count: int
-    total: float
-    likely: float
-    largest: float
-    apart: float
-    norm: float
-    share: float
+    width: int
+    total: Array
+    likely: Array
+    largest: Array
+    apart: Array
+    norm: Array
+    share: Array
+
+    def some(self, index: slice) -> Piece:
+        """Some of the rows."""
+        return Piece(self.width, *(getattr(self, name)[index] for name in _PER_ROW))
+
+
+_PER_ROW = ("total", "likely", "largest", "apart", "norm", "share")
+Number = NDArray[np.floating[Any]]
+
+
+def measured(
+    residual: Number,
+    variance: Number,
+    sizes: tuple[Array, Array],
+    spreads: tuple[Array, Array],
+    floor: Array,
+    *,
+    rotated: bool,
+    leverage: float = 0.0,
+    more: Array | None = None,
+) -> Piece:
+    """Residuals of rows against what is allowed; both arrays are used up.
+
+    Parameters
+    ----------
+    residual, variance
+        Shape ``(n, d)``, in float64 or float32; what is allowed is of the order of one, in float32.
+    sizes, spreads
+        Squared norms and summed variances of the rows of both models, ``(n,)``.
+    floor
+        Allowed besides, ``(n,)``.
+    rotated, leverage
+        As in :func:`statistic`.
+    more
+        Variance that all numbers of a row have besides, ``(n,)``.
+    """
+    width, kind = residual.shape[-1], residual.dtype
+    row = (spreads[0] + spreads[1]) / width
+    base = floor if more is None else floor + more
+    squared = residual
+    squared *= squared
+    apart = np.add.reduce(squared, axis=-1)
+    plain = not rotated and not leverage
+    if rotated:
+        least = row if more is None else row - more
+        allowed = np.maximum(variance, least.astype(kind)[:, None])
+    else:
+        allowed = variance if plain else variance.copy()
+    # Where a fit passes rounding on, the allowance is generous; what is expected is known.
+    allowed += (base + leverage * row).astype(kind)[:, None]
+    possible = bool(allowed.min(initial=1.0) > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        squared /= allowed
+        if not possible:
+            squared[np.isnan(squared)] = 0.0  # equal numbers without rounding
+        if plain:
+            likely = np.full(len(row), float(width))
+        else:
+            variance *= kind.type(1 - leverage / 2)
+            variance += base.astype(kind)[:, None]
+            variance /= allowed
+            if not possible:
+                variance[~(allowed > 0)] = 1.0
+            likely = np.add.reduce(variance, axis=-1)
+    parts = np.add.reduce(squared, axis=-1), likely, squared.max(axis=-1, initial=0.0), apart
+    total, likely, largest, apart = (np.asarray(part, dtype=np.float64) for part in parts)
+    share = np.maximum(_share(spreads[0], sizes[0]), _share(spreads[1], sizes[1]))
+    return Piece(width, total, likely, largest, apart, sizes[0], share)
+
+
+def _share(spread: Array, size: Array) -> Array:
+    """Rounding of rows relative to their sizes, both squared."""
+    return np.where(size > 0, spread / np.where(size > 0, size, 1.0), 0.0)
 
 
 @dataclass
@@ -166,85 +247,60 @@ class Tally:
     @property
     def factor(self) -> float:
         """Rounding of float64 that is allowed, relative to a row."""
-        if not self.computed:
-            return 0.0
-        return FLOOR * EPSILON * min(max(self.condition, 1.0), LARGEST_CONDITION)
-
-    def take(self, piece: Piece) -> None:
-        """Add rows that were measured elsewhere."""
-        self.pieces.append(piece)
+        return float(allowance(self.condition)) if self.computed else 0.0
 
     def add(self, found: Noisy, expected: Noisy) -> None:
         """Add rows."""
-        for arrays in _cached(found, expected):
-            self.take(self._piece(*arrays))
-
-    def _piece(self, value: Array, spread: Array, other: Array, passed: Array) -> Piece:
-        width, leverage = value.shape[-1], self.leverage
-        sizes = np.vecdot(value, value), np.vecdot(other, other)
-        spreads = np.add.reduce(spread, axis=-1), np.add.reduce(passed, axis=-1)
-        floor = self.factor**2 / width * np.maximum(*sizes)[:, None]
-        row = ((spreads[0] + spreads[1]) / width)[:, None]
-        squared = value - other
-        squared *= squared
-        apart = float(np.add.reduce(squared, axis=None))
-        # Where a fit passes rounding on, the allowance is generous; what is expected is known.
-        variance = spread + passed
-        plain = not self.rotated and not leverage
-        if self.rotated:
-            allowed = np.maximum(variance, row)
-        else:
-            allowed = variance if plain else variance.copy()
-        allowed += floor + leverage * row
-        possible = allowed.min() > 0
-        likely = float(value.size)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            z = squared
-            z /= allowed
-            if not possible:
-                z = np.where(np.isnan(z), 0.0, z)  # equal numbers without rounding
-            if not plain:
-                variance *= 1 - leverage / 2
-                variance += floor
-                variance /= allowed
-                if not possible:
-                    variance = np.where(allowed > 0, variance, 1.0)
-                likely = float(np.add.reduce(variance, axis=None))
-        return Piece(
-            value.size,
-            float(np.add.reduce(z, axis=None)),
-            likely,
-            float(z.max()),
-            apart,
-            float(sizes[0].sum()),
-            max(share(spreads[0], sizes[0]), share(spreads[1], sizes[1])),
-        )
+        for value, spread, other, passed in _cached(found, expected):
+            sizes = np.vecdot(value, value), np.vecdot(other, other)
+            spreads = np.add.reduce(spread, axis=-1), np.add.reduce(passed, axis=-1)
+            floor = self.factor**2 / value.shape[-1] * np.maximum(*sizes)
+            self.pieces.append(
+                measured(
+                    value - other,
+                    spread + passed,
+                    sizes,
+                    spreads,
+                    floor,
+                    rotated=self.rotated,
+                    leverage=self.leverage,
+                )
+            )
 
     def result(self, name: str, independent: float | None = None) -> Statistic:
         """The statistic of all that was added."""
-        count = sum(piece.count for piece in self.pieces)
-        if not count:
-            return Statistic(name, 0.0, 0.0, 0, 0.0)
-        total, likely, apart, norm = (
-            sum(getattr(piece, key) for piece in self.pieces)
-            for key in ("total", "likely", "apart", "norm")
-        )
-        largest = max(piece.largest for piece in self.pieces)
-        return Statistic(
-            name,
-            float(np.sqrt(total / max(likely, 0.1 * count))),
-            float(np.sqrt(largest)),
-            count,
-            float(np.sqrt(apart / norm)) if norm else float(apart > 0),
-            independent,
-            float(np.sqrt(max(piece.share for piece in self.pieces))),
-        )
+        return statistic_of_pieces(name, self.pieces, independent)
 
 
-def share(spread: Array, size: Array) -> float:
-    """Largest rounding of a row relative to its size, both squared."""
-    live = size > 0
-    return float((spread[live] / size[live]).max(initial=0.0))
+def allowance(condition: Any) -> Any:
+    """Rounding of float64 that is allowed, relative to a row, behind a fit of this condition."""
+    return FLOOR * EPSILON * np.clip(condition, 1.0, LARGEST_CONDITION)
+
+
+def statistic_of_pieces(
+    name: str, pieces: list[Piece], independent: float | None = None
+) -> Statistic:
+    """The statistic of rows that were measured."""
+    count = sum(piece.width * len(piece.total) for piece in pieces)
+    if not count:
+        return Statistic(name, 0.0, 0.0, 0, 0.0)
+    total, likely, apart, norm = (
+        sum(float(getattr(piece, key).sum()) for piece in pieces)
+        for key in ("total", "likely", "apart", "norm")
+    )
+    largest, share = (
+        max(float(getattr(piece, key).max(initial=0.0)) for piece in pieces)
+        for key in ("largest", "share")
+    )
+    return Statistic(
+        name,
+        float(np.sqrt(total / max(likely, 0.1 * count))),
+        float(np.sqrt(largest)),
+        count,
+        float(np.sqrt(apart / norm)) if norm else float(apart > 0),
+        independent,
+        float(np.sqrt(share)),
+    )
 
 
 def _cached(found: Noisy, expected: Noisy) -> Iterator[list[Array]]:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class StoredModel:
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     _kept: OrderedDict[str, NDArray[Any]] = field(default_factory=OrderedDict, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False)
 
     @classmethod
     def open(cls, location: str | Path, observable: Observable | str | None = None) -> StoredModel:
@@ -94,18 +96,21 @@ class StoredModel:
 
     def tensor(self, name: str) -> NDArray[Any]:
         """One stored tensor, checked to be finite."""
-        if name in self._kept:
-            self._kept.move_to_end(name)
-            return self._kept[name]
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
         array = self.load(name)
-        if not np.isfinite(array).all():
+        if not _is_finite(array):
             raise InputError(
                 f"{self.label}: tensor {name!r} has NaN or infinite values; "
                 "use a checkpoint whose weights are finite"
             )
-        while self._kept and array.nbytes + sum(a.nbytes for a in self._kept.values()) > KEPT_BYTES:
-            self._kept.popitem(last=False)
-        self._kept[name] = array
+        with self._lock:
+            kept = self._kept.values()
+            while self._kept and array.nbytes + sum(a.nbytes for a in kept) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+            self._kept[name] = array
         return array
 
     def read(self, view: View) -> Noisy:
@@ -120,6 +125,15 @@ class StoredModel:
     def stored(self, view: View) -> NDArray[Any]:
         """A role in its stored format, without the offset."""
         return view.window(self.tensor(view.tensor))
+
+
+def _is_finite(array: NDArray[Any]) -> bool:
+    if array.dtype in (np.float32, np.float64) and array.flags.c_contiguous:
+        # Not finite if a number is not; of large numbers it may overflow.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.vdot(array, array)):
+                return True
+    return bool(np.isfinite(array).all())
 
 
 FORMATS = ("float64", "float32", "float16", "bfloat16", "quantised")

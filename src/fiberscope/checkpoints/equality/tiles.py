@@ -2,25 +2,27 @@
 
 What :func:`~fiberscope.checkpoints.equality.statistic.statistic_of_parts` does with variances in
 float64, element by element, is done here in few passes over pieces that stay in the cache. Values
-and residuals are float64. Variances and squared residuals, of which three digits matter, are float32
-in units of the rounding of the piece; where such units do not fit all its rows, float64 takes over.
+and residuals are float64. Variances and squared residuals, of which three digits matter, are float32 in
+units of the rounding of the piece; where such units do not fit all its rows, float64 takes over.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.noisy import Array, Noisy, coarseness
+from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarseness
 from fiberscope.checkpoints.equality.rows import Rows, pieces, taken
 from fiberscope.checkpoints.equality.silence import with_constant
-from fiberscope.checkpoints.equality.statistic import Piece, Statistic, Tally, share
+from fiberscope.checkpoints.equality.statistic import Piece, Statistic, Tally, measured
+from fiberscope.checkpoints.threads import in_order, workers
 
 Single = NDArray[np.float32]
 _EXPONENT = np.uint32(0x7F80_0000)
-_SHORT = ("float32", "bfloat16", "float16")
 FAINTEST, STRONGEST = 1e-34, 1e30
 """Squares between which float32 has all its digits."""
 
@@ -33,6 +35,7 @@ def statistic_of_rows(
     *,
     rotated: bool,
     computed: bool = True,
+    threads: bool = False,
 ) -> Statistic:
     """:func:`statistic_of_parts` of two matrices of one shape that are folded as they are read.
 
@@ -42,15 +45,30 @@ def statistic_of_rows(
         As there; nothing was fitted, so there is no leverage and no condition.
     constants
         One more entry for every row of both, ``(n,)``.
+    threads
+        Whether to share the work among threads; not where others do already.
     """
-    tally = Tally(rotated=rotated, computed=computed)
     one, other = _Side.of(found, constants[0]), _Side.of(expected, constants[1])
-    for index in pieces(found.shape):
-        if not computed or one is None or other is None or not _add(tally, one, other, index):
-            tally.add(
-                _whole(found, constants[0], index), _whole(expected, constants[1], index)
-            )
-    return tally.result(name)
+
+    def measured(index: slice) -> Tally:
+        tally = Tally(rotated=rotated, computed=computed)
+        piece = None
+        if computed and one is not None and other is not None:
+            piece = _short(one, other, index, tally.factor, rotated)
+        if piece is None:
+            tally.add(_whole(found, constants[0], index), _whole(expected, constants[1], index))
+        else:
+            tally.pieces.append(piece)
+        return tally
+
+    parts: Iterable[Tally] = map(measured, pieces(found.shape))
+    if threads:
+        tasks = ((1, partial(measured, index)) for index in pieces(found.shape))
+        parts = in_order(tasks, workers())
+    whole = Tally(rotated=rotated, computed=computed)
+    for part in parts:
+        whole.pieces += part.pieces
+    return whole.result(name)
 
 
 def _whole(rows: Rows, constant: Noisy | None, index: slice) -> Noisy:
@@ -85,7 +103,7 @@ class _Side:
         """None for matrices that only the general way can handle."""
         name, width = rows.stored.dtype.name, rows.shape[1]
         apart = bool(rows.shifts) or bool(rows.offset)
-        if name not in _SHORT or rows.mean is not None or rows.factor != 1.0:
+        if name not in SHORT or rows.mean is not None or rows.factor != 1.0:
             return None
         if rows.gain is not None and apart:
             return None
@@ -148,8 +166,10 @@ class _Side:
         return variances, (variances @ ones).astype(np.float64)
 
 
-def _add(tally: Tally, found: _Side, expected: _Side, index: slice) -> bool:
-    """Add some rows; False where the units do not fit and nothing was added."""
+def _short(
+    found: _Side, expected: _Side, index: slice, factor: float, rotated: bool
+) -> Piece | None:
+    """Measure some rows in float32; None where its range is too small for them."""
     sides = found, expected
     stored = [side.stored(index) for side in sides]
     (apart, mean, size), (other, other_mean, other_size) = (
@@ -157,19 +177,25 @@ def _add(tally: Tally, found: _Side, expected: _Side, index: slice) -> bool:
     )
     width = found.rows.shape[1]
     constants = [None if side.constant is None else side.constant.part(index) for side in sides]
+    joined = constants[0] is not None and constants[1] is not None
     sizes = [size, other_size]
     for i, constant in enumerate(constants):
         if constant is not None:
             sizes[i] = sizes[i] + np.square(constant.value)
     largest = np.maximum(*sizes)
-    floor = tally.factor**2 / (width + (constants[0] is not None)) * largest
     coarse = max(coarseness(side.rows.stored.dtype)[0] for side in sides)
     top = float(largest.max(initial=0.0)) * coarse / width
     if not 0 < top < np.inf:
-        return False
+        return None
     unit = float(2.0 ** -np.round(np.log2(top) / 2))
-    if not float(floor.min()) * unit**2 > FAINTEST:
-        return False
+    floor = (factor * unit) ** 2 / (width + joined) * largest
+    if not float(floor.min()) > FAINTEST:
+        return None
+    # A shift common to a row can be large: it goes before digits are dropped.
+    apart -= other
+    apart -= (mean - other_mean)[:, None]
+    residual = np.empty_like(apart, dtype=np.float32)
+    np.multiply(apart, unit, out=residual, casting="same_kind")
     variances = [side.variances(part, unit) for side, part in zip(sides, stored, strict=True)]
     # What centring adds to every number of a row.
     added = [
@@ -177,57 +203,28 @@ def _add(tally: Tally, found: _Side, expected: _Side, index: slice) -> bool:
         for side, (_, sums) in zip(sides, variances, strict=True)
     ]
     spreads = [sums + width * more for (_, sums), more in zip(variances, added, strict=True)]
-    count = width
-    for i, constant in enumerate(constants):
-        if constant is not None:
-            count = width + 1
-            spreads[i] = spreads[i] + constant.variance * unit**2
-    floor = floor * unit**2
-    row, more = (spreads[0] + spreads[1]) / count, added[0] + added[1]
-    # A shift common to a row can be large: it goes before digits are dropped.
-    apart -= other
-    apart -= (mean - other_mean)[:, None]
-    apart *= unit
-    squared = apart.astype(np.float32)
-    squared *= squared
+    more = added[0] + added[1]
     variance = variances[0][0]
     variance += variances[1][0]
-    base = (more + floor).astype(np.float32)[:, None]
-    if tally.rotated:
-        allowed = np.maximum(variance, (row - more).astype(np.float32)[:, None])
-        allowed += base
-    else:
-        variance += base
-        allowed = variance
-    if not float(allowed.max()) < STRONGEST:
-        return False
-    away = float(np.add.reduce(squared, axis=None))
-    np.divide(squared, allowed, out=squared)
-    total, largest = float(np.add.reduce(squared, axis=None)), float(squared.max())
-    if not total < STRONGEST:
-        return False
-    likely = float(squared.size)
-    if tally.rotated:
-        variance += base
-        variance /= allowed
-        likely = float(np.add.reduce(variance, axis=None))
     if constants[0] is not None and constants[1] is not None:
-        differ = np.square((constants[0].value - constants[1].value) * unit)
-        own = (constants[0].variance + constants[1].variance) * unit**2
-        allowed_there = np.maximum(own, row) + floor if tally.rotated else own + floor
-        z = differ / allowed_there
-        away += float(differ.sum())
-        total, largest = total + float(z.sum()), max(largest, float(z.max()))
-        likely += float(((own + floor) / allowed_there).sum())
-    tally.take(
-        Piece(
-            squared.shape[0] * count,
-            total,
-            likely,
-            largest,
-            away / unit**2,
-            float(sizes[0].sum()),
-            max(share(spread / unit**2, size) for spread, size in zip(spreads, sizes, strict=True)),
+        # One more column, which centring does not touch.
+        spreads = [s + c.variance * unit**2 for s, c in zip(spreads, constants, strict=True) if c]
+        last = (constants[0].value - constants[1].value) * unit
+        own = (constants[0].variance + constants[1].variance) * unit**2 - more
+        residual = np.concatenate([residual, last.astype(np.float32)[:, None]], axis=1)
+        variance = np.concatenate([variance, own.astype(np.float32)[:, None]], axis=1)
+    if not float(variance.max(initial=0.0)) < STRONGEST or not np.isfinite(residual).all():
+        return None
+    with np.errstate(over="ignore"):
+        piece = measured(
+            residual,
+            variance,
+            (sizes[0], sizes[1]),
+            (spreads[0], spreads[1]),
+            floor,
+            rotated=rotated,
+            more=more,
         )
-    )
-    return True
+    if not np.isfinite(piece.total).all():
+        return None
+    return replace(piece, apart=piece.apart / unit**2, share=piece.share / unit**2)
