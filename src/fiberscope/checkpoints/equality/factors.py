@@ -23,6 +23,8 @@ from fiberscope.checkpoints.equality.once import once
 
 ROUNDS = 4
 REFINEMENTS = 2
+ALIKE = 1.2
+"""Variance of a fit without weights, relative to one with, up to which they are not worth it."""
 GOOD_ENOUGH = 1.2
 """Weighted squared residual per degree of freedom at which the iteration stops."""
 
@@ -33,6 +35,8 @@ class BasisChange:
 
     matrix: NDArray[Any]
     dual: NDArray[Any]
+    apart: tuple[NDArray[Any], NDArray[Any]] | None = None
+    """Residuals of both factors, where they are at hand."""
 
     @property
     def condition(self) -> NDArray[np.float64]:
@@ -92,6 +96,13 @@ def fit_basis(
         problem = whole if open_.size == len(plain) else whole.some(open_)
         for matrix, score in problem.climb(start(problem), enough):
             better = score < best_score[open_]
+            last = whole.last
+            if (
+                last is not None
+                and (score <= enough).all()
+                and not _doubtful(matrix, adjoint(last.dual)).any()
+            ):
+                return last  # the usual case: the first start explains all, nothing is singular
             best[open_[better]] = matrix[better]
             best_score[open_[better]] = score[better]
     best = _completed(best)
@@ -108,6 +119,8 @@ class _Problem:
     dual_moved: NDArray[Any]
     noise: NDArray[np.float64]
     back: NDArray[np.float64]
+    last: BasisChange | None = None
+    """What was scored last."""
 
     @once
     def gram(self) -> NDArray[Any]:
@@ -159,11 +172,14 @@ class _Problem:
 
     def score(self, matrix: NDArray[Any]) -> NDArray[np.float64]:
         """Weighted squared residuals in the moved coordinates."""
+        dual = adjoint(_inverse(matrix))
+        first, second = matrix @ self.plain, dual @ self.dual
+        np.subtract(self.plain_moved, first, out=first)
+        np.subtract(self.dual_moved, second, out=second)
+        self.last = BasisChange(matrix, dual, (first, second))
         parts = (
-            (row_squares(self.plain_moved - matrix @ self.plain) / self.noise).sum(axis=-1),
-            (row_squares(self.dual_moved - adjoint(_inverse(matrix)) @ self.dual) / self.back).sum(
-                axis=-1
-            ),
+            (row_squares(first) / self.noise).sum(axis=-1),
+            (row_squares(second) / self.back).sum(axis=-1),
         )
         total = parts[0] + parts[1]
         # A start from one factor fits that one too well; the other must look like rounding too.
@@ -200,7 +216,7 @@ def _fit_scalar(
 
 
 def weighed_columns(
-    values: Sequence[NDArray[Any]], variances: Sequence[NDArray[np.float64]]
+    values: Sequence[NDArray[Any]], variances: Sequence[NDArray[Any]]
 ) -> tuple[list[NDArray[Any]], NDArray[np.float64]]:
     """Factors of both models with columns in units of their rounding, and the row noise then.
 
@@ -210,15 +226,29 @@ def weighed_columns(
     Parameters
     ----------
     values, variances
-        Two arrays each, of shape ``(batch, r, n)``.
+        Two arrays each, of shape ``(batch, r, n)``; variances in float32 are those of formats
+        beside whose rounding that of float64 is nothing.
+
+    Returns
+    -------
+    tuple
+        The factors (the arrays given, where the columns are alike) and the noise ``(batch, r)``.
     """
     total = variances[0] + variances[1]
-    size = (np.abs(values[1]) ** 2).mean(axis=-2, keepdims=True)
-    column = total.mean(axis=-2, keepdims=True) + (16 * np.finfo(np.float64).eps) ** 2 * size
+    rows, length = total.shape[-2:]
+    column = np.ones((1, rows), dtype=total.dtype) @ total / rows
+    column = column.astype(np.float64)
+    if total.dtype == np.float64:
+        size = (np.abs(values[1]) ** 2).mean(axis=-2, keepdims=True)
+        column += (16 * np.finfo(np.float64).eps) ** 2 * size
     typical = column.mean(axis=-1, keepdims=True)
+    if column.min() > 0 and (typical * (1 / column).mean(axis=-1, keepdims=True)).max() < ALIKE:
+        ones = np.ones(length, dtype=total.dtype)
+        return list(values), (total @ ones).astype(np.float64) / length
     column = np.maximum(column, 1e-12 * typical)
     unit = np.sqrt(np.where(column > 0, typical / np.where(column > 0, column, 1.0), 1.0))
-    noise = (total @ np.square(unit).swapaxes(-1, -2))[..., 0] / total.shape[-1]
+    squares = np.square(unit).swapaxes(-1, -2).astype(total.dtype)
+    noise = (total @ squares)[..., 0].astype(np.float64) / length
     return [value * unit for value in values], noise
 
 
@@ -332,4 +362,5 @@ def _doubtful(matrix: NDArray[Any], inverse: NDArray[Any] | None = None) -> NDAr
             return np.ones(len(matrix), dtype=np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):
         sizes = [np.sqrt((np.abs(x) ** 2).sum(axis=(-1, -2))) for x in (matrix, inverse)]
-        return np.asarray(~(sizes[0] * sizes[1] < 1e12))
+        apart = np.abs(matrix @ inverse - _eye(matrix)).max(axis=(-1, -2))
+        return np.asarray(~((sizes[0] * sizes[1] < 1e12) & (apart < 1e-3)))

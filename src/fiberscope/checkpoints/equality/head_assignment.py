@@ -16,15 +16,18 @@ from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 
 
 def assign_heads(
-    a: FoldedAttention, b: FoldedAttention
+    a: FoldedAttention, b: FoldedAttention, *, quick: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Assignment by bilinear sketches: inside each pair of groups, then of the groups."""
     count, inside = b.query.shape[:2]
     if count == 1 and inside == 1:
         return np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
-    x, y = whitened(_sketches(a), _sketches(b))
-    square = (x**2).sum(-1)[None] + (y**2).sum(-1)[:, None]
-    flat = np.maximum(square - 2 * y @ x.T, 0.0)
+    flat = np.zeros((count * inside, count * inside))
+    for first, second in zip(_sketches(a, quick), _sketches(b, quick), strict=True):
+        x, y = whitened([first], [second])
+        square = (x**2).sum(-1)[None] + (y**2).sum(-1)[:, None]
+        # Logarithms, so that a head whose circuits differ in part is still told by the others.
+        flat += np.log1p(np.maximum(square - 2 * y @ x.T, 0.0))
     cost = flat.reshape(count, inside, count, inside).transpose(0, 2, 1, 3)
     # (group of b, group of a, head of b, head of a)
     fixed = a.table is not None
@@ -42,11 +45,11 @@ def assign_heads(
     return groups, chosen[np.arange(count), groups]
 
 
-def _sketches(f: FoldedAttention) -> list[Noisy]:
+def _sketches(f: FoldedAttention, quick: bool) -> list[Noisy]:
     """Invariants of every head, parts of shape ``(G m, features)``; dead heads are near zero."""
     rng = np.random.default_rng(20260930)
     count, inside = f.query.shape[:2]
-    query, key = _sketch(f.query), _sketch(f.key)
+    query, key = _sketch(f.query, quick), _sketch(f.key, quick)
     query, key = with_constant(query, f.query_constant), with_constant(key, f.key_constant)
     key = _repeated(key, inside)
     parts = []
@@ -69,16 +72,18 @@ def _sketches(f: FoldedAttention) -> list[Noisy]:
         # Behind norms of their own only signs and turns of planes act on queries and keys.
         mixed = rng.standard_normal(f.query.shape[2])
         parts += [energies(f, query, mixed), energies(f, key, mixed)]
-    value, output = _sketch(f.value), _sketch(f.output)
+    value, output = _sketch(f.value, quick), _sketch(f.output, quick)
     parts.append(_contracted(output, _repeated(value, inside)))
     if f.table is not None:
         parts.append(f.table)
     return [part.reshaped(count * inside, -1) for part in parts]
 
 
-def _sketch(factor: Noisy) -> Noisy:
-    """Projections of all rows on a few random columns."""
+def _sketch(factor: Noisy, quick: bool) -> Noisy:
+    """Projections of all rows on a few random columns, or a few of the columns themselves."""
     if isinstance(factor, Stack):
+        if quick and factor.rows.glance is not None:
+            return factor.rows.glance.reshaped(*factor.lead, -1)
         return factor.sketch
     return factor.turned(sketch_matrix(factor.shape[-1]), -1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,6 @@ from fiberscope.checkpoints.equality.silence import (
     hides_silence,
     reordered,
     silenced,
-    with_constant,
     without_silent_groups,
 )
 from fiberscope.checkpoints.equality.stack import Stack
@@ -43,7 +42,7 @@ from fiberscope.checkpoints.equality.statistic import (
     statistic_of_pieces,
     together,
 )
-from fiberscope.checkpoints.equality.tiles import FAINTEST, STRONGEST
+from fiberscope.checkpoints.equality.tiles import FAINTEST, STRONGEST, Factor, factors
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 
 BATCH = 1 << 20
@@ -106,7 +105,23 @@ def carried(folded: FoldedAttention, frame: Frame) -> FoldedAttention:
 
 def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> HeadMatch:
     """Match the heads of one layer (``a`` already in the frame of ``b``) and measure the rest."""
+    quick = all(
+        isinstance(x, Stack) and x.rows.glance is not None
+        for f in (a, b)
+        for x in (f.query, f.key, f.value, f.output)
+    )
+    if quick:
+        found = _matched(a, b, rotated, quick=True)
+        if all(part.is_same for part in found.statistics):
+            return found
+    return _matched(a, b, rotated, quick=False)
+
+
+def _matched(a: FoldedAttention, b: FoldedAttention, rotated: bool, *, quick: bool) -> HeadMatch:
+    """:func:`match_heads`; ``quick`` if a few columns tell that no head is silent."""
     label = b.attention.label
+    if quick:
+        return _compared(a, b, rotated, quick)
     if hides_silence(a, b):
         none = np.zeros(0, dtype=np.int64)
         reason = f"{label}: the storage rounding hides whether some heads are silent"
@@ -124,7 +139,13 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
         return HeadMatch(
             label, np.zeros(0, np.int64), np.zeros((0, 0), np.int64), None, np.zeros(0)
         )
-    groups, heads = assign_heads(a, b)
+    return _compared(a, b, rotated, quick)
+
+
+def _compared(a: FoldedAttention, b: FoldedAttention, rotated: bool, quick: bool) -> HeadMatch:
+    """Assign the heads, fit their bases, and measure."""
+    label = b.attention.label
+    groups, heads = assign_heads(a, b, quick=quick)
     a, turn = reordered(a, groups, heads), None
     if b.query_gain is not None:
         a, turn = turned_to(a, b)
@@ -171,14 +192,14 @@ def _query_key(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated
     matrices = []
     for groups in _few(count, (inside + 1) * width * features):
         plain, dual = [], []
-        for f in (a, b):
-            constants = f.query_constant, f.key_constant
-            query, key = (
-                with_constant(_held(x, groups), None if c is None else c.part(groups))
-                for x, c in zip((f.query, f.key), constants, strict=True)
-            )
-            plain.append(_side_by_side(query))
-            dual.append(key)
+        asked = factors(a.query.part(groups), b.query.part(groups))
+        offered = factors(a.key.part(groups), b.key.part(groups))
+        for f, query, key in zip((a, b), asked, offered, strict=True):
+            constants = [
+                None if c is None else c.part(groups) for c in (f.query_constant, f.key_constant)
+            ]
+            plain.append(query.with_constant(constants[0]).side_by_side())
+            dual.append(key.with_constant(constants[1]))
         matrices.append(_fit_query_key(plain, dual, b.attention, found, groups, count, rotated))
     return np.concatenate(matrices)
 
@@ -190,23 +211,9 @@ def _few(count: int, size: int) -> Iterator[slice]:
         yield np.s_[start : min(start + step, count)]
 
 
-def _held(factor: Noisy, groups: slice) -> Noisy:
-    part = factor.part(groups)
-    return part.held() if isinstance(part, Stack) else part
-
-
-def _side_by_side(heads: Noisy) -> Noisy:
-    """The heads of a group as one factor: ``(G, m, r, n) -> (G, r, m n)``."""
-    count, _, width, _ = heads.shape
-    return Noisy(
-        heads.value.transpose(0, 2, 1, 3).reshape(count, width, -1),
-        heads.variance.transpose(0, 2, 1, 3).reshape(count, width, -1),
-    )
-
-
 def _fit_query_key(
-    plain: list[Noisy],
-    dual: list[Noisy],
+    plain: list[Factor],
+    dual: list[Factor],
     attention: Attention,
     found: HeadMatch,
     groups: slice,
@@ -214,35 +221,21 @@ def _fit_query_key(
     rotated: bool,
 ) -> Array:
     """The bases of some groups, and their statistics."""
-    count, width = plain[1].shape[:2]
+    count, width = plain[1].value.shape[:2]
     matrix = np.zeros((count, width, width))
     back = np.zeros((count, width, width))
     for first, second in blocks(attention):
         if second is None:
             whole = len(first) == width
-            change = _fit(
-                *(
-                    [x if whole else x[:, first] for x in pair]
-                    for pair in (
-                        [p.value for p in plain],
-                        [d.value for d in dual],
-                        [p.variance for p in plain],
-                        [d.variance for d in dual],
-                    )
-                )
-            )
+            change = _fit(plain, dual, None if whole else lambda x, _, rows=first: x[:, rows])
             matrix[:, first[:, None], first] = change.matrix
             back[:, first[:, None], first] = change.dual
             continue
         number, size = first.shape
 
         pair = (first, second)
-        change = _fit(
-            [_planes(p.value, pair, 1j) for p in plain],
-            [_planes(d.value, pair, 1j) for d in dual],
-            [_planes(p.variance, pair, 1.0) for p in plain],
-            [_planes(d.variance, pair, 1.0) for d in dual],
-        )
+        change = _fit(plain, dual, lambda x, unit, pair=pair: _planes(x, pair, unit))
+        whole = False
         for target, complex_matrix in ((matrix, change.matrix), (back, change.dual)):
             z = complex_matrix.reshape(count, number, size, size)
             for i in range(size):
@@ -252,9 +245,11 @@ def _fit_query_key(
                     target[:, second[:, i], first[:, j]] = z[:, :, i, j].imag
                     target[:, first[:, i], second[:, j]] = -z[:, :, i, j].imag
     free = 1 if attention.rotary is not None else width
-    leverage = 2 * free / (plain[1].shape[-1] + dual[1].shape[-1])
+    leverage = 2 * free / (plain[1].value.shape[-1] + dual[1].value.shape[-1])
     names = _names(found, "QK", groups, total)
-    _measure(found, names, plain, dual, BasisChange(matrix, back), leverage, rotated)
+    if not whole:
+        change = BasisChange(matrix, back)
+    _measure(found, names, plain, dual, change, leverage, rotated)
     return matrix
 
 
@@ -272,29 +267,35 @@ def _planes(array: Array, pair: tuple[NDArray[Any], NDArray[Any]], unit: complex
 
 
 def _fit(
-    plain: list[NDArray[Any]],
-    dual: list[NDArray[Any]],
-    plain_noise: list[Array],
-    dual_noise: list[Array],
+    plain: list[Factor],
+    dual: list[Factor],
+    rows: Callable[[NDArray[Any], complex], NDArray[Any]] | None = None,
 ) -> BasisChange:
-    first, plain_rows = weighed_columns(plain, plain_noise)
-    second, dual_rows = weighed_columns(dual, dual_noise)
-    return fit_basis(first[0], first[1], second[0], second[1], plain_rows, dual_rows)
+    """Fit all rows, or some: ``rows`` takes them, given the factor of the second rows of planes."""
+    scaled, noises = [], []
+    for pair in (plain, dual):
+        values, noise = weighed_columns(
+            [x.value if rows is None else rows(x.value, 1j) for x in pair],
+            [x.variance if rows is None else rows(x.variance, 1.0) for x in pair],
+        )
+        scaled += values
+        noises.append(noise / pair[0].unit ** 2)
+    change = fit_basis(*scaled, *noises)
+    given = plain[0].value, plain[1].value, dual[0].value, dual[1].value
+    if any(x is not y for x, y in zip(scaled, given, strict=True)):
+        change = replace(change, apart=None)  # of other numbers
+    return change
 
 
 def _value_output(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> Array:
     count, inside, width, features = b.output.shape
     matrices = []
     for groups in _few(count, (inside + 1) * width * features):
-        plain = [_held(f.value, groups) for f in (a, b)]
-        dual = [_side_by_side(_held(f.output, groups)) for f in (a, b)]
-        change = _fit(
-            [p.value for p in plain],
-            [d.value for d in dual],
-            [p.variance for p in plain],
-            [d.variance for d in dual],
-        )
-        leverage = 2 * width / (plain[1].shape[-1] + dual[1].shape[-1])
+        plain = factors(a.value.part(groups), b.value.part(groups))
+        written = factors(a.output.part(groups), b.output.part(groups))
+        dual = [x.side_by_side() for x in written]
+        change = _fit(plain, dual)
+        leverage = 2 * width / (plain[1].value.shape[-1] + dual[1].value.shape[-1])
         names = _names(found, "VO", groups, count)
         _measure(found, names, plain, dual, change, leverage, rotated)
         matrices.append(change.matrix)
@@ -344,8 +345,8 @@ def _trial(label: str) -> HeadMatch:
 def _measure(
     found: HeadMatch,
     names: list[str],
-    plain: list[Noisy],
-    dual: list[Noisy],
+    plain: list[Factor],
+    dual: list[Factor],
     change: BasisChange,
     leverage: float,
     rotated: bool,
@@ -353,8 +354,10 @@ def _measure(
     """Residuals of both factors, group by group, in the second model's coordinates."""
     allowed = allowance(change.condition)
     pieces = [
-        _residuals(matrix, first, second, allowed, leverage, rotated)
-        for matrix, (first, second) in ((change.matrix, plain), (change.dual, dual))
+        _residuals(matrix, first, second, allowed, leverage, rotated, apart)
+        for matrix, (first, second), apart in zip(
+            (change.matrix, change.dual), (plain, dual), change.apart or (None, None), strict=True
+        )
     ]
     width = change.matrix.shape[-1]
     for group, name in enumerate(names):
@@ -362,55 +365,91 @@ def _measure(
         parts = [statistic_of_pieces(name, [piece.some(rows)]) for piece in pieces]
         found.statistics.append(together(name, parts))
     # Of either model: agreement with a blurred product says nothing, whichever is blurred.
-    share = np.maximum(uncertainty(plain[0], dual[0]), uncertainty(plain[1], dual[1]))
+    share = uncertainty(plain, dual)
     worst = int(share.argmax())
     if share[worst] > found.uncertainty[0]:
         found.uncertainty = (float(share[worst]), names[worst])
 
 
 def _residuals(
-    matrix: Array, first: Noisy, second: Noisy, allowed: Array, leverage: float, rotated: bool
+    matrix: Array,
+    first: Factor,
+    second: Factor,
+    allowed: Array,
+    leverage: float,
+    rotated: bool,
+    apart: Array | None,
 ) -> Piece:
     """Rows of all groups after a change of basis, ``matrix @ first`` against ``second``."""
-    count, width, length = second.value.shape
-    apart = matrix @ first.value
-    sizes = row_squares(second.value).reshape(-1), row_squares(apart).reshape(-1)
+    width, length = second.value.shape[1:]
+    size = second.size.reshape(-1)
+    sizes = size, size
+    if apart is None:
+        apart = matrix @ first.value
+        sizes = size, row_squares(apart).reshape(-1)
+        np.subtract(second.value, apart, out=apart)
     floor = np.repeat(allowed, width) ** 2 / length * np.maximum(*sizes)
-    np.subtract(second.value, apart, out=apart)
-    largest = max(float(x.variance.max(initial=0.0)) for x in (first, second))
-    unit, kind = 1.0, np.dtype(np.float64)
-    weights = np.square(matrix)
-    if 0 < largest < np.inf:
-        scale = float(2.0 ** -np.round(np.log2(largest) / 2))
-        reach = float(weights.max(initial=0.0)), float(np.abs(apart).max(initial=0.0)) * scale
-        # Squares of three digits do, unless their range is that of float64.
-        if float(floor.min(initial=1.0)) * scale**2 > FAINTEST and max(reach) < STRONGEST**0.5:
-            unit, kind = scale, np.dtype(np.float32)
-    variances = [np.multiply(x.variance, unit**2, dtype=np.float64) for x in (first, second)]
-    passed = weights.astype(kind) @ variances[0].astype(kind)
-    own = variances[1].astype(kind)
-    spreads = own.sum(axis=-1).reshape(-1), passed.sum(axis=-1).reshape(-1)
-    passed += own
-    apart *= unit
-    piece = measured(
-        apart.astype(kind, copy=False).reshape(-1, length),
-        passed.reshape(-1, length),
-        sizes,
-        (spreads[0].astype(np.float64), spreads[1].astype(np.float64)),
-        floor * unit**2,
-        rotated=rotated,
-        leverage=leverage,
-    )
+    weights, unit = np.square(matrix), second.unit
+    kind = second.variance.dtype
+    # Squares of three digits do, unless their range is that of float64.
+    reach = float(weights.max(initial=0.0))
+    if not (reach < STRONGEST**0.5 and float(floor.min(initial=1.0)) * unit**2 > FAINTEST):
+        kind = np.dtype(np.float64)
+    piece = _piece(apart, weights, (first, second), sizes, floor, leverage, rotated, kind)
+    if not np.isfinite(piece.total).all():
+        kind = np.dtype(np.float64)
+        piece = _piece(apart, weights, (first, second), sizes, floor, leverage, rotated, kind)
     return replace(piece, apart=piece.apart / unit**2, share=piece.share / unit**2)
 
 
-def uncertainty(plain: Noisy, dual: Noisy) -> Array:
-    """Relative rounding uncertainty of the products ``dual^T plain``, per group."""
-    left, right = plain.size, dual.size
-    spread = (right * plain.variance.sum(-1) + left * dual.variance.sum(-1)).sum(-1)
-    bound = left.sum(-1) * right.sum(-1)
-    size = _product_size(plain.value, dual.value, bound)
+def _piece(
+    apart: Array,
+    weights: Array,
+    factors: tuple[Factor, Factor],
+    sizes: tuple[Array, Array],
+    floor: Array,
+    leverage: float,
+    rotated: bool,
+    kind: np.dtype[Any],
+) -> Piece:
+    """Measure residuals in float32 or float64, in units."""
+    first, second = factors
+    length, unit = apart.shape[-1], second.unit
+    passed = weights.astype(kind) @ first.variance.astype(kind, copy=False)
+    own = second.variance.astype(kind, copy=False)
+    ones = np.ones(length, dtype=kind)
+    spreads = [(x @ ones).reshape(-1).astype(np.float64) for x in (own, passed)]
+    passed += own
+    residual = np.empty(apart.shape, dtype=kind)
+    with np.errstate(over="ignore"):
+        np.multiply(apart, unit, out=residual, casting="same_kind")
+        return measured(
+            residual.reshape(-1, length),
+            passed.reshape(-1, length),
+            sizes,
+            (spreads[0], spreads[1]),
+            floor * unit**2,
+            rotated=rotated,
+            leverage=leverage,
+        )
+
+
+def uncertainty(plain: list[Factor], dual: list[Factor]) -> Array:
+    """Relative rounding uncertainty of the products ``dual^T plain``, of the worse model; ``(G,)``.
+
+    The products of both models are one, or the models differ: their size is that of the second.
+    """
+    spreads = []
+    for p, d in zip(plain, dual, strict=True):
+        sums = [
+            (x.variance @ np.ones(x.variance.shape[-1], x.variance.dtype)) / x.unit**2
+            for x in (p, d)
+        ]
+        spreads.append((d.size * sums[0] + p.size * sums[1]).sum(axis=-1))
+    bound = plain[1].size.sum(-1) * dual[1].size.sum(-1)
+    size = _product_size(plain[1].value, dual[1].value, bound)
     live = size > 1e-12 * bound
+    spread = np.maximum(*spreads)
     return np.sqrt(np.where(live, spread / np.where(live, size, 1.0), 0.0))
 
 
@@ -419,9 +458,8 @@ def _product_size(plain: Array, dual: Array, bound: Array) -> Array:
     size = np.empty(len(plain))
     for group, limit in enumerate(bound):
         if 1e-25 < limit < 1e25:
-            scale = float(limit) ** -0.25  # the norms of both factors multiply to one
-            p, d = ((x[group] * scale).astype(np.float32) for x in (plain, dual))
-            size[group] = float(np.vdot(p @ p.T, d @ d.T)) * limit
+            p, d = (x[group].astype(np.float32) for x in (plain, dual))
+            size[group] = float(np.vdot(p @ p.T, d @ d.T))
             if size[group] > 1e-4 * limit:
                 continue
         p, d = plain[group], dual[group]

@@ -27,9 +27,11 @@ class Scales:
     odd: bool
 
 
-def assign_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales) -> NDArray[np.int64]:
+def assign_neurons(
+    a: FoldedMlp, b: FoldedMlp, scales: Scales, *, quick: bool = False
+) -> NDArray[np.int64]:
     """Neuron of ``a`` for every neuron of ``b``: nearest neighbours, or the best assignment."""
-    x, y = _signatures(a, scales), _signatures(b, scales)
+    x, y = _signatures(a, scales, quick), _signatures(b, scales, quick)
     first, second = whitened(x, y)
     _, nearest = cKDTree(first).query(second)
     order = np.asarray(nearest, dtype=np.int64)
@@ -48,16 +50,17 @@ def assign_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales) -> NDArray[np.int
     return order
 
 
-def _signatures(f: FoldedMlp, scales: Scales) -> list[Noisy]:
+def _signatures(f: FoldedMlp, scales: Scales, quick: bool) -> list[Noisy]:
     """Numbers of every neuron that its rescalings leave alone."""
     if f.gate is not None:
-        gate = _sketch(f.gate, f.gate_constant)
+        gate = _sketch(f.gate, quick, f.gate_constant)
         weight, gate = _argument(f.gate, f.gate_constant, gate, scales)
         up, down = (
-            sketch.part(np.s_[:, :4]) for sketch in (_sketch(f.up, f.up_constant), _sketch(f.down))
+            sketch.part(np.s_[:, :4])
+            for sketch in (_sketch(f.up, quick, f.up_constant), _sketch(f.down, quick))
         )
         return [gate, _products(up, down.scaled(weight))]
-    up, down = _sketch(f.up, f.up_constant), _sketch(f.down)
+    up, down = _sketch(f.up, quick, f.up_constant), _sketch(f.down, quick)
     if scales.odd:
         products = _products(up.part(np.s_[:, :4]), down.part(np.s_[:, :4]))
         return [_size(up), _size(down), products]
@@ -65,13 +68,15 @@ def _signatures(f: FoldedMlp, scales: Scales) -> list[Noisy]:
     return [up, down.scaled(weight)]
 
 
-def _sketch(rows: Noisy | Rows, constant: Noisy | None = None) -> Noisy:
-    """Projections of the rows with their constants, shape ``(n, SKETCH)``.
+def _sketch(rows: Noisy | Rows, quick: bool, constant: Noisy | None = None) -> Noisy:
+    """Projections of the rows with their constants, shape ``(n, SKETCH)``; or some columns.
 
     The same ones for every layer of one width, whatever its number of neurons.
     """
     matrix = sketch_matrix(rows.shape[1])
-    if isinstance(rows, Rows):
+    if quick and isinstance(rows, Rows) and rows.glance is not None:
+        seen = rows.glance
+    elif isinstance(rows, Rows):
         seen = Noisy(rows.survey[0], rows.typical_spread(rows.shape[0]))
     else:
         seen = rows.turned(matrix, -1)

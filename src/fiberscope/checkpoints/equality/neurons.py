@@ -81,17 +81,21 @@ def scales_of(folded: FoldedMlp, activation: Activation, name: str, free: bool) 
 
 def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) -> NeuronMatch:
     """Match the neurons of one layer (``a`` already in the frame of ``b``) and measure the rest."""
+    if a.up.shape[0] == b.up.shape[0] and all(
+        part is None or (isinstance(part, Rows) and part.glance is not None)
+        for f in (a, b)
+        for part in (f.up, f.down, f.gate)
+    ):
+        # No neuron is dead, and a few columns usually tell which is which.
+        found = _start(a, b)
+        if _assigned(a, b, scales, found, rotated, quick=True).is_same:
+            return found
     live_a, live_b = _live(a), _live(b)
     if live_a.sum() != live_b.sum() and _doubtful(a.held(), b.held(), live_a, live_b):
         hidden = f"{b.label}: the storage rounding hides whether some neurons are dead"
         return NeuronMatch(b.label, np.zeros(0, np.int64), np.ones(0), np.ones(0), reason=hidden)
-    found = NeuronMatch(
-        b.label,
-        np.full(b.up.shape[0], -1, dtype=np.int64),
-        np.ones(b.up.shape[0]),
-        np.ones(b.up.shape[0]),
-        dead=(int((~live_a).sum()), int((~live_b).sum())),
-    )
+    found = _start(a, b)
+    found.dead = int((~live_a).sum()), int((~live_b).sum())
     numbers = np.flatnonzero(live_a), np.flatnonzero(live_b)
     x, y = chosen(a, numbers[0]), chosen(b, numbers[1])
     if x.up.shape[0] != y.up.shape[0]:
@@ -99,18 +103,40 @@ def match_neurons(a: FoldedMlp, b: FoldedMlp, scales: Scales, *, rotated: bool) 
         return found
     if not y.up.shape[0]:
         return found
-    order = assign_neurons(x, y, scales)
-    up_scale, gate_scale, parts = _fit_in_parts(x, y, order, scales, rotated, b.label)
-    whole = together(f"{b.label} neurons", parts)
-    found.uncertainty = whole.uncertainty
-    found.order[live_b] = np.flatnonzero(live_a)[order]
-    found.up_scale[live_b], found.gate_scale[live_b] = up_scale, gate_scale
-    if whole.is_same:
-        found.statistics.append(whole)
-        return found
-    numbers = numbers[0][order], numbers[1]
-    _compare_merged(chosen(x, order), y, scales, found, rotated, numbers, whole)
+    whole = _assigned(x, y, scales, found, rotated, numbers=numbers)
+    if not whole.is_same:
+        found.statistics.clear()
+        order = found.order[numbers[1]]
+        numbers = order, numbers[1]
+        _compare_merged(chosen(a, order), y, scales, found, rotated, numbers, whole)
     return found
+
+
+def _start(a: FoldedMlp, b: FoldedMlp) -> NeuronMatch:
+    count = b.up.shape[0]
+    return NeuronMatch(b.label, np.full(count, -1, dtype=np.int64), np.ones(count), np.ones(count))
+
+
+def _assigned(
+    x: FoldedMlp,
+    y: FoldedMlp,
+    scales: Scales,
+    found: NeuronMatch,
+    rotated: bool,
+    *,
+    quick: bool = False,
+    numbers: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+) -> Statistic:
+    """Match neurons one to one, and enter what is found; ``numbers`` are theirs in the layer."""
+    first, second = numbers or (np.arange(x.up.shape[0]), np.arange(y.up.shape[0]))
+    order = assign_neurons(x, y, scales, quick=quick)
+    up_scale, gate_scale, parts = _fit_in_parts(x, y, order, scales, rotated, found.label)
+    whole = together(f"{found.label} neurons", parts)
+    found.uncertainty = whole.uncertainty
+    found.order[second] = first[order]
+    found.up_scale[second], found.gate_scale[second] = up_scale, gate_scale
+    found.statistics.append(whole)
+    return whole
 
 
 def _live(f: FoldedMlp) -> NDArray[np.bool_]:

@@ -96,6 +96,37 @@ class Rows:
         return rows
 
     @once
+    def glance(self) -> Noisy | None:
+        """A few columns, ``(n, SKETCH)``, if they tell that no row is zero up to rounding.
+
+        Behind a centring they are taken relative to their own mean, which centring leaves alone. Their
+        squares, so centred, add up to less than those of the whole row.
+        """
+        if self.mean is not None or self.shifts or self.offset or not len(self.stored):
+            return None
+        if self.stored.dtype != np.float32:
+            return None
+        width = self.shape[1]
+        if width < 2 * SKETCH:
+            return None
+        chosen = np.linspace(0, width - 1, SKETCH).astype(np.int64)
+        part = replace(
+            self,
+            stored=taken(self.stored, chosen if self.columns is None else self.columns[chosen], 1),
+            gain=None if self.gain is None else self.gain.take(chosen, 0),
+            signs=None if self.signs is None else self.signs[chosen],
+            columns=None,
+        ).part(np.s_[:])
+        # No row is larger than all rows.
+        lines = self.stored if self.stored.strides[1] <= self.stored.strides[0] else self.stored.T
+        largest = 1.0 if self.gain is None else float(np.square(self.gain.value).max())
+        whole = float(np.vecdot(lines, lines).sum(dtype=np.float64)) * largest * 1.001
+        spread = self._spread_below(np.array([whole]))[0] * self.factor**2
+        if not (part.size > 2 * FAINT**2 * spread).all() or not spread > 0:
+            return None
+        return part
+
+    @once
     def survey(self) -> tuple[Array, Array, NDArray[np.bool_]]:
         """What can be told of every row in one pass over the stored numbers.
 
@@ -134,7 +165,7 @@ class Rows:
         return found[:, :-1] * self.factor, size * self.factor**2, surely
 
     def typical_spread(self, count: int) -> Array:
-        """A typical variance of the survey's projections, shape ``(count, SKETCH)``: of some rows."""
+        """A typical variance of projections in the survey, shape ``(count, SKETCH)``."""
         some = self.part(np.s_[:: max(1, self.shape[0] // SAMPLE)])
         squares = np.square(sketch_matrix(self.shape[1]).T)
         return np.broadcast_to(np.median(some.variance @ squares, axis=0), (count, SKETCH))

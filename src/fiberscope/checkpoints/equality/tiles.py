@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarseness
 from fiberscope.checkpoints.equality.rows import Rows, pieces, taken
 from fiberscope.checkpoints.equality.silence import with_constant
+from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.equality.statistic import Piece, Statistic, Tally, measured
 from fiberscope.checkpoints.threads import in_order, workers
 
@@ -103,7 +105,7 @@ class _Side:
         """None for matrices that only the general way can handle."""
         name, width = rows.stored.dtype.name, rows.shape[1]
         apart = bool(rows.shifts) or bool(rows.offset)
-        if name not in SHORT or rows.mean is not None or rows.factor != 1.0:
+        if name not in SHORT or rows.mean is not None:
             return None
         if rows.gain is not None and apart:
             return None
@@ -114,14 +116,18 @@ class _Side:
         gain = None if rows.gain is None else rows.gain.value
         if rows.signs is not None:
             gain = rows.signs if gain is None else gain * rows.signs
+        if rows.factor != 1.0:
+            gain = np.full(width, rows.factor) if gain is None else gain * rows.factor
         # What centring leaves of each variance, besides what it adds to all.
         left = 1 - 2 / width if rows.level else 1.0
         size = np.ones(width) if gain is None else np.abs(gain)
         spacing = np.sqrt(coarseness(rows.stored.dtype)[0] * left) * size
-        passed = None if rows.gain is None else np.sqrt(left * rows.gain.variance)
+        passed = (
+            None if rows.gain is None else np.sqrt(left * rows.gain.variance) * abs(rows.factor)
+        )
         shifted = None
         if rows.shifts:
-            shifted = left * np.sum([by.variance for _, by in rows.shifts], axis=0)
+            shifted = left * rows.factor**2 * np.sum([by.variance for _, by in rows.shifts], axis=0)
         return cls(rows, constant, gain, spacing, passed, shifted)
 
     def stored(self, index: slice) -> Single:
@@ -164,6 +170,86 @@ class _Side:
             variances += (self.shifted * unit**2).astype(np.float32)
         ones = np.ones(variances.shape[1], dtype=np.float32)
         return variances, (variances @ ones).astype(np.float64)
+
+
+@dataclass
+class Factor:
+    """A factor of heads, ``(G, r, n)``, with its variances in units.
+
+    Attributes
+    ----------
+    value, size
+        Values, float64, and the squared norms of their rows ``(G, r)``.
+    variance
+        Variances times ``unit ** 2``: float32, or float64 where the range of that does not do.
+    """
+
+    value: Array
+    size: Array
+    variance: NDArray[Any]
+    unit: float
+
+    def with_constant(self, constant: Noisy | None) -> Factor:
+        """One more entry for every row."""
+        if constant is None:
+            return self
+        last = constant.value[..., None], (constant.variance * self.unit**2)[..., None]
+        return Factor(
+            np.concatenate([self.value, last[0]], axis=-1),
+            self.size + np.square(constant.value),
+            np.concatenate([self.variance, last[1].astype(self.variance.dtype)], axis=-1),
+            self.unit,
+        )
+
+    def side_by_side(self) -> Factor:
+        """The heads of a group as one factor: ``(G, m, r, n) -> (G, r, m n)``."""
+        count, _, width, _ = self.value.shape
+        value, variance = (
+            x.transpose(0, 2, 1, 3).reshape(count, width, -1) for x in (self.value, self.variance)
+        )
+        return Factor(value, self.size.sum(axis=1), variance, self.unit)
+
+
+def factors(first: Noisy, second: Noisy) -> list[Factor]:
+    """A factor of both models, in one unit of rounding."""
+    if isinstance(first, Stack) and isinstance(second, Stack):
+        found = _short_factors(first, second)
+        if found is not None:
+            return found
+    held = [x.held() if isinstance(x, Stack) else x for x in (first, second)]
+    return [Factor(x.value, x.size, x.variance, 1.0) for x in held]
+
+
+def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
+    whole = np.s_[:]
+    sides = [_Side.of(stack.rows, None) for stack in (first, second)]
+    found = []
+    for side in sides:
+        if side is None:
+            return None
+        stored = side.stored(whole)
+        values, mean, size = side.values(stored)
+        if side.rows.level:
+            values -= mean[:, None]
+        found.append((side, stored, values, size))
+    sizes = np.concatenate([size for *_, size in found])
+    coarse = max(coarseness(side.rows.stored.dtype)[0] for side, *_ in found)
+    top = float(sizes.max(initial=0.0)) * coarse / first.shape[-1]
+    # Rows that differ too much in size have no common unit.
+    if not 0 < top < np.inf or not sizes.min() > 1e-12 * sizes.max():
+        return None
+    unit = float(2.0 ** -np.round(np.log2(top) / 2))
+    result = []
+    for stack, (side, stored, values, size) in zip((first, second), found, strict=True):
+        variance, sums = side.variances(stored, unit)
+        if side.rows.level:
+            width = values.shape[1]
+            variance += (sums / (width * (width - 2))).astype(np.float32)[:, None]
+        shape = stack.shape
+        result.append(
+            Factor(values.reshape(shape), size.reshape(shape[:-1]), variance.reshape(shape), unit)
+        )
+    return result
 
 
 def _short(
