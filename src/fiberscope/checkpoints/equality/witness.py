@@ -85,7 +85,7 @@ def _zero_gains(catalogue: Catalogue, first: Mapping[str, Array]) -> Iterator[St
         if gain is None or not point.only_linear:
             continue
         features = np.flatnonzero(gain.read(first) == 0)
-        if len(features) in (0, point.width):
+        if not len(features):
             continue
         place = (point.layer, point.norm.label)
         if bias is not None and np.any(dropped := bias.read(first)[features]):

@@ -186,7 +186,7 @@ def mixed_places(found: NeuronMatch, order: NDArray[np.int64]) -> list[NDArray[n
 def scale_to_first(
     steps: Steps, block: Mlp, sets: Sequence[NDArray[np.int64]]
 ) -> tuple[Array, Array]:
-    """Factors to the scale of the second model's first argument of a set, and from there to its own."""
+    """Factors of a set's arguments to the second model's first one, and from there to its own."""
     there, back = np.ones(block.neurons), np.ones(block.neurons)
     if block.activation is Activation.GENERIC:
         return there, back
