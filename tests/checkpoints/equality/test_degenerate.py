@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fiberscope.checkpoints.architecture.program import Observable
 from fiberscope.checkpoints.ledger.wiring import wire
+from fiberscope.checkpoints.moves import Catalogue, RandomMove
 from fiberscope.verdict import Outcome
 from tests.checkpoints.equality.pairs import (
     FORMATS,
@@ -124,3 +126,17 @@ def test_gains_of_normalised_heads_that_nothing_reads(role: str) -> None:
     for form in FORMATS:
         found = compared(model, stored(source, form), stored(copy, form))
         assert found.outcome is Outcome.SAME, found.reason
+
+
+def test_tables_that_leave_a_block_of_equal_gains_open() -> None:
+    """Two tokens cannot show a rotation of three coordinates."""
+    model = laid_out(toys.llama(tie_word_embeddings=True, hidden_size=3, vocab_size=2))
+    source = drawn(model, 1)
+    source["model.norm.weight"] = np.ones(3)
+    source[EMBEDDING][1] = source[EMBEDDING][0]
+    move = RandomMove(Catalogue(model, Observable.LOGITS), 5)
+    copy = {k: np.array(v) for k, v in move.tensors(lambda name: source[name].copy())}
+    assert output_change(model, source, copy) < 1e-9
+    for form in FORMATS:
+        found = compared(model, source, stored(copy, form))
+        assert found.outcome is not Outcome.DIFFERENT, found.reason

@@ -18,7 +18,7 @@ from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.frame import Frame, Freedom, freedom
 from fiberscope.checkpoints.equality.heads import VACUOUS
 from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
-from fiberscope.checkpoints.equality.open_coordinates import open_coordinates
+from fiberscope.checkpoints.equality.open_coordinates import open_coordinates, open_directions
 from fiberscope.checkpoints.equality.settings import differences
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic
 from fiberscope.checkpoints.equality.stored import FORMATS, StoredModel
@@ -215,10 +215,18 @@ def _aligned(
     outcome, reason, name = _decide(found, tables)
     if outcome is Outcome.DIFFERENT and name not in tables and _renames(found.frame, acting):
         # Tables that differ do so under every renaming; what comes later may be its fault.
-        open_ = max(open_coordinates(folded[0]), open_coordinates(folded[1]))
+        open_ = _open(folded, found.frame)
         if open_:
             return found, Outcome.UNDECIDED, _undetermined(open_, found.frame), ""
     return found, outcome, reason, name
+
+
+def _open(models: tuple[FoldedModel, FoldedModel], frame: Frame) -> int:
+    """Coordinates, or directions inside blocks, that the tables of either model leave open."""
+    if not frame.blocks:
+        return max(open_coordinates(model) for model in models)
+    columns = [columns for _, columns in frame.blocks]
+    return open_directions(models[0], columns)
 
 
 def _renames(frame: Frame, acting: Ledger) -> bool:

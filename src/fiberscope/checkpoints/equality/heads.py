@@ -353,8 +353,9 @@ def _gain_products(f: FoldedAttention) -> Noisy:
     rows = np.array(pairs)
     left, right = f.query_gain.part(rows[:, 0]), f.key_gain.part(rows[:, 1])
     # A product that multiplies nothing but zeros can be anything.
-    asked = with_constant(f.query, f.query_constant).value.any(axis=(0, 1, 3))
-    offered = with_constant(f.key, f.key_constant).value.any(axis=(0, 2))
+    queries = with_constant(f.query, f.query_constant).value
+    asked = np.asarray(queries.any(axis=(0, 1, 3)))
+    offered = np.asarray(with_constant(f.key, f.key_constant).value.any(axis=(0, 2)))
     seen = asked[rows[:, 0]] & offered[rows[:, 1]]
     product = left.times(right)
     return Noisy(np.where(seen, product.value, 0.0), np.where(seen, product.variance, 0.0))

@@ -7,7 +7,10 @@ and a difference elsewhere may be its fault.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.folded_parts import Vectors
@@ -36,6 +39,25 @@ def open_coordinates(model: FoldedModel) -> int:
     return len(doubtful)
 
 
+def open_directions(model: FoldedModel, blocks: Sequence[NDArray[np.int64]]) -> int:
+    """How many directions inside blocks of coordinates the tables say nothing about."""
+    vectors = _stack(model)
+    if not vectors:
+        return sum(map(len, blocks))
+    total = sum(v.shape[0] for v in vectors)
+    found = 0
+    for stride in dict.fromkeys((max(1, total // ROWS), 1)):
+        gram, spread = _moments(vectors, stride, np.arange(vectors[0].shape[1]))
+        found = 0
+        for block in blocks:
+            values = np.linalg.eigvalsh(gram[np.ix_(block, block)])
+            noise = FAINT**2 * float(spread[block].mean())
+            found += int((values <= max(noise, ARITHMETIC * float(values[-1]))).sum())
+        if not found:
+            return 0
+    return found
+
+
 def _stack(model: FoldedModel) -> list[Vectors]:
     """Tables, and what else lies along the stream as vectors."""
     found = list(model.tables)
@@ -46,7 +68,9 @@ def _stack(model: FoldedModel) -> list[Vectors]:
     return found
 
 
-def _moments(vectors: list[Vectors], stride: int, columns: np.ndarray) -> tuple[Array, Array]:
+def _moments(
+    vectors: list[Vectors], stride: int, columns: NDArray[np.int64]
+) -> tuple[Array, Array]:
     """Products of the columns, and the summed rounding variance of each."""
     gram = np.zeros((len(columns), len(columns)))
     spread = np.zeros(len(columns))
@@ -58,7 +82,7 @@ def _moments(vectors: list[Vectors], stride: int, columns: np.ndarray) -> tuple[
     return gram, spread
 
 
-def _alike(gram: Array, spread: Array) -> np.ndarray:
+def _alike(gram: Array, spread: Array) -> NDArray[np.bool_]:
     """Which columns are zero, or equal another one up to sign, as far as rounding tells."""
     size = np.diag(gram)
     both = size[:, None] + size
