@@ -139,6 +139,47 @@ def test_relu_network_on_top(cli, tmp_path):
     assert code == 0 and "kinks found" in out
 
 
+NETWORK = """
+import numpy as np
+
+rng = np.random.default_rng(4)
+W, V = rng.standard_normal((2, {heads}, 8, 8)) / 8**0.5
+U, w = rng.standard_normal(({neurons}, 8)), rng.standard_normal({neurons})
+W, V, U, w = (each.astype(np.{kind}) for each in (W, V, U, w))
+
+def answer(X):
+    X = X.astype(np.{kind})
+    total = 0
+    for matrix, values in zip(W, V):
+        scores = X @ (matrix @ X[-1])
+        weights = np.exp(scores - scores.max())
+        total = total + values @ (weights @ X / weights.sum())
+    return float(w @ np.maximum(U @ total, 0))
+
+answer.arithmetic = "{kind}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("heads", "neurons", "kind", "least"), [(3, 32, "float64", 25), (1, 8, "float32", 10)]
+)
+def test_several_heads_under_a_relu_network(cli, tmp_path, heads, neurons, kind, least):
+    """Four times the width in neurons behind three heads; float32 up to about the width."""
+    text = NETWORK.format(heads=heads, neurons=neurons, kind=kind)
+    (tmp_path / "network.py").write_text(text)
+    sys.modules.pop("network", None)
+    arguments = ("--oracle", "python:network:answer", "--width", "8", "--relu", "--json")
+    code, out, err = cli(*arguments, "-o", "net.npz")
+    assert code == 0, (out, err)
+    plain, net, truth = json.loads(out), np.load(tmp_path / "net.npz"), sys.modules.pop("network")
+    assert plain["heads"] == heads and plain["agreement_bits"] >= least
+    for X in np.random.default_rng(1).standard_normal((20, 7, 8)).astype(np.float32):
+        scores = [X @ W @ X[-1] for W in net["W"]]
+        parts = [np.exp(s - s.max()) @ X / np.exp(s - s.max()).sum() for s in scores]
+        found = np.maximum(net["inner"] @ np.concatenate(parts), 0) @ net["outer"]
+        assert abs(found - truth.answer(X)) < 2.0 ** (3 - least) * np.abs(net["outer"]).sum()
+
+
 @pytest.mark.parametrize("name", ["tanh_network", "value_bias", "sink", "rotary", "residual"])
 def test_other_functions_are_no_relu_network(cli, name):
     code, out, _ = cli("--oracle", f"python:blackbox:{name}", "--width", "4", "--relu", "--json")
