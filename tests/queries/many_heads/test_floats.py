@@ -122,6 +122,13 @@ def awkward() -> dict[str, tuple[Heads, Heads, float]]:
         "doubled": ((replaced(2 * W[0]), v),) * 2 + (30,),
         "minus two": ((replaced(-2 * W[0]), v),) * 2 + (30,),
         "mirrored": ((replaced(-W[0]), v),) * 2 + (40,),
+        "mirrored, equal values": ((replaced(-W[0]), v[[0, 0, 2]]),) * 2 + (40,),
+        "only a mirrored pair": ((np.stack([W[0], -W[0]]), v[[0, 0]]),) * 2 + (40,),
+        "mirrored pair and mean": (
+            (np.stack([W[0], -W[0], zero[0]]), v[[0, 0, 1]]),
+            (np.stack([W[0], -W[0], zero[0]]), v[[0, 0, 1]]),
+            40,
+        ),
         "mean pooling": ((replaced(zero[0]), v),) * 2 + (40,),
         "only mean pooling": ((zero, v[:1]), (zero, v[:1]), 40),
         "weak": ((W, scaled(1e-3)),) * 2 + (30,),
@@ -141,6 +148,14 @@ def test_awkward_heads(name: str) -> None:
     session = session_for(given)
     found = recover_heads_in_floats(session, rng=np.random.default_rng(5))
     assert min(true_bits(found, canonical), default=99.0) >= least
+
+
+def test_two_mirrored_pairs_of_equal_values_are_refused() -> None:
+    W, v = random_heads(2, 4, np.random.default_rng(3))
+    session = session_for((np.concatenate([W, -W]), np.concatenate([v, v])))
+    with pytest.raises(RecoveryRefusedError):
+        recover_heads_in_floats(session, rng=np.random.default_rng(5))
+    assert session.queries < 20_000
 
 
 @pytest.mark.parametrize(("heads", "width"), [(5, 3), (6, 4), (3, 2)])

@@ -22,6 +22,7 @@ from fiberscope.errors import InputError
 from fiberscope.queries.heads import AttentionHeads
 from fiberscope.queries.many_heads.circle import STEPS, Circle
 from fiberscope.queries.many_heads.directions import complete_directions
+from fiberscope.queries.many_heads.mirror_pair import NoPairError, with_mirror_pair
 from fiberscope.queries.many_heads.mirrors import SignedHeads, signed_heads
 from fiberscope.queries.many_heads.pairs import NotFiniteError, PairProbe
 from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
@@ -198,8 +199,7 @@ class HeadSearch:
         d = self.session.width
         none = Bilinear(np.zeros((0, d, d)), np.zeros((0, d)), np.zeros(0), np.zeros(0), 0.0)
         try:
-            found = signed_heads(self.probe, none, 1.0, self.rng)
-            return self.checked(found, "no scores seen")
+            return self.confirmed(none, 1.0, "no scores seen")
         except SearchFailure as failure:
             raise RecoveryRefusedError(failure.kind, failure.detail) from None
 
@@ -209,8 +209,24 @@ class HeadSearch:
         self.probe.purpose = Purpose.RETRIES if self.swept else Purpose.RECOVERY
         self.swept = True
         known, size = self.measured(z, steps)
+        return self.confirmed(known, size, f"search {attempt + 1}" if attempt else "")
+
+    def confirmed(self, known: Bilinear, size: float, note: str) -> Estimate:
+        """The answer that fresh queries confirm; a mirrored pair with equal values comes last."""
         found = signed_heads(self.probe, known, size, self.rng)
-        return self.checked(found, f"search {attempt + 1}" if attempt else "")
+        try:
+            return self.checked(found, note)
+        except SearchFailure as failure:
+            if failure.kind is not Reason.CHECK_FAILED:
+                raise
+            purpose, self.probe.purpose = self.probe.purpose, Purpose.RETRIES
+            try:
+                paired = with_mirror_pair(self.probe, known, size, self.rng)
+            except (NoPairError, NotFiniteError):
+                raise failure from None
+            finally:
+                self.probe.purpose = purpose
+            return self.checked(paired, "")
 
     def measured(self, z: Floats, steps: Steps) -> tuple[Bilinear, float]:
         """All heads up to sign from the steps for one direction, and a good size of directions."""
@@ -301,7 +317,8 @@ class HeadSearch:
         """Fresh sequences: deviations within the noise and the precision stated for each head."""
         d = self.session.width
         norms = np.linalg.norm(heads.W, axis=(1, 2))
-        unit = float(np.sqrt(np.sqrt(d) / max(np.median(norms), 1e-300))) if heads.count else 1.0
+        moving = norms[norms > 0]
+        unit = float(np.sqrt(np.sqrt(d) / np.median(moving))) if len(moving) else 1.0
         for scale in (0.5, 1.0, 2.0):
             for length in (1, 2, 5, 19):
                 tokens = self.rng.normal(size=(6, length, d)) / np.sqrt(d) * unit * scale
