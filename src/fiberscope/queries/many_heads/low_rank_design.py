@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 REACH = 3.0
 """Size of sideways moves: each coordinate that is asked for changes scores by this over ``|m_h|``
 times its own change."""
-AWAY = 8.0
+AWAY = 18.0
 """Least score that the other heads should have, beyond what sideways moves do to them."""
 EXTRA = 3
 """Points of every head beyond its share."""
@@ -26,7 +26,7 @@ def separated_points(
 ) -> Floats:
     """``each k + 3`` points inside the step of every head, spread over ``k`` coordinates.
 
-    A point for head ``h`` is ``c + s + t``: ``c`` takes the scores of all other heads to ``+-8``
+    A point for head ``h`` is ``c + s + t``: ``c`` takes the scores of all other heads to ``+-18``
     or more, at random signs, as far as directions differ; ``s`` is orthogonal to ``m_h``, in rows
     of orthogonal matrices over the head's frame; ``t`` along ``m_h`` sets its own score between
     ``-1.2`` and ``1.2``, at every fourth point ``+-3``, which shows the height.
