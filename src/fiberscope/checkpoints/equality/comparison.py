@@ -197,6 +197,9 @@ def compare_models(
     remarks: tuple[str, ...] = ()
     if want_witness or first.architecture.parameters <= LARGEST_WITNESS:
         witness, failed, remarks = _witness(one, other, found)
+        backwards = _backwards(one, other) if witness is not None and len(remarks) > 1 else None
+        if backwards is not None:
+            witness, failed, remarks = backwards
         if witness is not None and turned:
             witness = witness.inverse()
         if failed:
@@ -329,6 +332,31 @@ def _witness(
     witness, left = witness_of(found, first.architecture, first.wiring.observable, a, b)
     failed, remarks = check(witness, found, first, second, a, b)
     return witness, failed, left + remarks
+
+
+def _backwards(
+    first: StoredModel, second: StoredModel
+) -> tuple[Witness, str, tuple[str, ...]] | None:
+    """The inverse of a witness from the second model to the first, where that one does it all.
+
+    Equal heads or neurons can be merged by moves that need them to be equal, and only the inverse
+    of such a move splits one into several.
+    """
+    found, outcome, _, _ = _aligned(second, first, None)
+    if outcome is not Outcome.SAME:
+        return None
+    witness, failed, remarks = _witness(second, first, found)
+    if witness is None or failed or len(remarks) != 1:
+        return None
+    try:
+        inverse = witness.inverse()
+        start = {
+            name: first.tensor(name).astype(np.float64) for name in witness.architecture.tensors
+        }
+        inverse.apply(start)
+    except InputError:
+        return None
+    return inverse, "", (f"built from the second model to the first: {remarks[0]}",)
 
 
 def check(

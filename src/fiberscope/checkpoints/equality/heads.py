@@ -15,7 +15,14 @@ from fiberscope.checkpoints.equality.factors import BasisChange, fit_basis, weig
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.head_assignment import assign_heads
-from fiberscope.checkpoints.equality.mixed_heads import Alike, MixedHeads, compare_wholes
+from fiberscope.checkpoints.equality.mixed_heads import (
+    Alike,
+    MixedHeads,
+    added_up,
+    compare_wholes,
+    has_equal_groups,
+    speaking,
+)
 from fiberscope.checkpoints.equality.noisy import Array, Noisy
 from fiberscope.checkpoints.equality.normalised_heads import (
     turned_to,
@@ -52,6 +59,10 @@ class HeadMatch:
         There, what turns its queries and keys, once all gains are positive: ``(G, r, r)``.
     mixed
         Sets of heads that agree as wholes only.
+    merged
+        Sets of heads with one query of which the second model has fewer (group and heads there).
+    is_split
+        Whether the second model has several where the first has fewer.
     statistics
         One per circuit.
     uncertainty
@@ -69,6 +80,8 @@ class HeadMatch:
     reason: str = ""
     turn: Array | None = None
     mixed: list[MixedHeads] = field(default_factory=list)
+    merged: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    is_split: bool = False
 
 
 def carried(folded: FoldedAttention, frame: Frame) -> FoldedAttention:
@@ -107,11 +120,24 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
         return HeadMatch(
             label, np.zeros(0, np.int64), np.zeros((0, 0), np.int64), None, np.zeros(0)
         )
+    merged = None
+    if (speaking(a) != speaking(b)).any():
+        (a, merged), (b, split) = (added_up(f, _alike(rotated)) for f in (a, b))
+        a, b = silenced(a), silenced(b)
+        if (speaking(a) != speaking(b)).any() and any(
+            has_equal_groups(f, _alike(rotated)) for f in (a, b)
+        ):
+            none = np.zeros(0, dtype=np.int64)
+            reason = f"{label}: groups that attend alike may have been merged into fewer"
+            return HeadMatch(label, none, none, None, np.zeros(0), reason=reason)
     groups, heads = assign_heads(a, b)
     a, turn = reordered(a, groups, heads), None
     if b.query_gain is not None:
         a, turn = turned_to(a, b)
     found = HeadMatch(label, groups, heads, None, np.zeros(0))
+    if merged is not None:
+        found.merged = _renumbered(merged, groups, heads)
+        found.is_split = any(split.values())
     if b.query_gain is None:
         found.query_key = _query_key(a, b, found, rotated)
     else:
@@ -267,6 +293,20 @@ def _alike(rotated: bool) -> Alike:
         return matrix if all(part.is_same for part in trial.statistics) else None
 
     return alike
+
+
+def _renumbered(
+    merged: dict[int, tuple[tuple[int, ...], ...]],
+    groups: NDArray[np.int64],
+    heads: NDArray[np.int64],
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Sets of heads of the first model, by their places in the second."""
+    result = []
+    for place, group in enumerate(groups.tolist()):
+        position = np.argsort(heads[place])
+        for members in merged[group]:
+            result.append((place, tuple(position[list(members)].tolist())))
+    return result
 
 
 def _trial(label: str) -> HeadMatch:

@@ -108,6 +108,34 @@ def compare_wholes(
     return found, result
 
 
+def added_up(
+    f: FoldedAttention, alike: Alike
+) -> tuple[FoldedAttention, dict[int, tuple[tuple[int, ...], ...]]]:
+    """Heads of one group with one query as one head, and the sets of them by group.
+
+    For models with different numbers of heads that add something: equal ones may have been merged.
+    """
+    readings = _readings(f)
+    inside = f.query.shape[1]
+    shared = {}
+    for group in range(f.query.shape[0]):
+        classes = _classes(f, group, inside, readings, alike)
+        shared[group] = tuple(members for members in classes if len(members) > 1)
+    return _summed(f, shared), shared
+
+
+def has_equal_groups(f: FoldedAttention, alike: Alike) -> bool:
+    """Whether two groups that add something attend alike."""
+    live = np.flatnonzero(f.output.value.any(axis=(1, 2, 3))).tolist()
+    return bool(_sets(f, live, _readings(f), alike))
+
+
+def speaking(f: FoldedAttention) -> NDArray[np.int64]:
+    """How many heads add something, and how many groups."""
+    heads = np.asarray(f.output.value.any(axis=(2, 3)))
+    return np.array([heads.sum(), heads.any(axis=1).sum()])
+
+
 def _circuit(name: str) -> str:
     return name.split(", group")[0]
 

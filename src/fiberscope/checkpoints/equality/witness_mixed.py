@@ -93,6 +93,12 @@ def mix_heads(steps: Steps, attention: Attention, found: HeadMatch) -> None:
     Queries, keys and values are in the second model's bases already, those of several mixed groups
     excepted.
     """
+    for group, members in found.merged:
+        _shift_outputs(steps, attention, group, members)
+    if found.is_split:
+        steps.notes.append(
+            f"{attention.label}: a head has become several by no move that witnesses know"
+        )
     for mixed in found.mixed:
         if len(mixed.groups) > 1:
             _mix_groups(steps, attention, found, mixed)
