@@ -205,7 +205,7 @@ def test_ties_are_counted():
     found, observable, twin = set_up((llama(), "logits"))
     parameters = {name: value.copy() for name, value in twin.parameters.items()}
     gate = parameters["model.layers.0.mlp.gate_proj.weight"]
-    gate[3] = gate[1]
+    gate[3] = -gate[1]  # of the same length, and not equal
     _, form = canonical_parameters(found, parameters, observable)
     assert [(p.mechanism, p.layer, p.count) for p in form.places.found] == [
         ("permutation of neurons", 0, 1)
