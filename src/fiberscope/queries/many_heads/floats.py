@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.errors import InputError
 from fiberscope.queries.heads import AttentionHeads
 from fiberscope.queries.many_heads.circle import STEPS, Circle
 from fiberscope.queries.many_heads.directions import complete_directions
@@ -26,6 +25,7 @@ from fiberscope.queries.many_heads.mirror_pair import NoPairError, with_mirror_p
 from fiberscope.queries.many_heads.mirrors import SignedHeads, signed_heads
 from fiberscope.queries.many_heads.pairs import NotFiniteError, PairProbe
 from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
+from fiberscope.queries.many_heads.scalar_heads import MOST, NoScalarHeadsError, scalar_heads
 from fiberscope.queries.many_heads.steps import Fit, Steps
 from fiberscope.queries.many_heads.sweep import (
     EXPLAINED,
@@ -89,11 +89,10 @@ def recover_heads_in_floats(
     RecoveryRefusedError
         With the reason. An answer that fails fresh queries is never returned.
     """
-    if session.width < 2:
-        raise InputError("a circle of tokens needs width 2: use the one-head method at width 1")
     noise = noise or NoiseLevel(session.arithmetic.unit)
     limit = min(STEPS, heads or STEPS, heads_at_most or STEPS)
-    return HeadSearch(session, noise, rng, limit, precision == "full").run()
+    search = HeadSearch(session, noise, rng, limit, precision == "full")
+    return search.run() if session.width > 1 else search.scalar()
 
 
 @dataclass(frozen=True)
@@ -200,6 +199,17 @@ class HeadSearch:
         none = Bilinear(np.zeros((0, d, d)), np.zeros((0, d)), np.zeros(0), np.zeros(0), 0.0)
         try:
             return self.confirmed(none, 1.0, "no scores seen")
+        except SearchFailure as failure:
+            raise RecoveryRefusedError(failure.kind, failure.detail) from None
+
+    def scalar(self) -> Estimate:
+        """Width one."""
+        try:
+            return self.checked(scalar_heads(self.probe, self.limit), "")
+        except NoScalarHeadsError:
+            raise RecoveryRefusedError(
+                Reason.NO_CIRCLE, f"Width one: no {min(self.limit + 1, MOST)} heads or fewer fit."
+            ) from None
         except SearchFailure as failure:
             raise RecoveryRefusedError(failure.kind, failure.detail) from None
 
