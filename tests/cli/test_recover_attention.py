@@ -376,3 +376,96 @@ def test_options_without_effect_are_refused_before_any_query(cli, tmp_path, extr
     assert (code, out, err.count("\n")) == (3, "", 1) and message in err
     lines = (tmp_path / "asked.jsonl").read_text() if (tmp_path / "asked.jsonl").exists() else ""
     assert lines.count("\n") <= 1
+
+
+def layer_file(folder, d=24, heads=4, rank=4):
+    """A checkpoint of one small Llama layer; returns its tensors."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    config = transformers.LlamaConfig(
+        hidden_size=d,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=rank,
+        vocab_size=11,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaModel(config)
+    tensors = {
+        name: (15.0 if "_proj" in name else 1.0) * value.numpy()
+        for name, value in model.state_dict().items()
+    }
+    folder.mkdir()
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    config.architectures = ["LlamaModel"]
+    config.save_pretrained(folder)
+    return tensors
+
+
+def test_a_layer_of_a_checkpoint(cli, tmp_path):
+    tensors = layer_file(tmp_path / "model")
+    readout = np.random.default_rng(1).normal(size=24)
+    np.save(tmp_path / "readout.npy", readout)
+    given = ["--oracle", "model", "--layer", "1", "--readout", "readout.npy", "--rank", "4"]
+    given += ["--heads-at-most", "9", "--transcript", "asked.jsonl", "--digests", "--json"]
+    code, out, _ = cli(*given, "-o", "OUT.npz")
+    assert code == 0
+    plain = json.loads(out)
+    with np.load(tmp_path / "OUT.npz") as stored:
+        W, v = stored["W"], stored["v"]
+    query, key, value, output = (
+        tensors[f"layers.1.self_attn.{part}_proj.weight"].astype(np.float64) for part in "qkvo"
+    )
+    met = set()
+    for head in range(4):
+        mine, shared = slice(4 * head, 4 * head + 4), slice(head // 2 * 4, head // 2 * 4 + 4)
+        true_W = key[shared].T @ query[mine] / 2
+        true_v = value[shared].T @ (output[:, mine].T @ readout)
+        near = int(np.argmin([np.linalg.norm(each - true_W) for each in W]))
+        met.add(near)
+        bits = -np.log2(np.linalg.norm(W[near] - true_W) / np.linalg.norm(true_W))
+        assert bits >= plain["precision"]["W_bits"][near] > 20
+        np.testing.assert_allclose(v[near], true_v, rtol=1e-6, atol=1e-6 * np.abs(true_v).max())
+    assert len(met) == len(W) == 4
+    # Digests replay: nothing is sent, and the answer is the same.
+    lines = (tmp_path / "asked.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["queries"] == "digests"
+    assert json.loads(lines[1]).keys() == {"purpose", "query", "length", "answer"}
+    assert len(lines) - 1 == plain["queries"]["total"]["queries"]
+    code, out, _ = cli(*given)
+    again = json.loads(out)
+    assert (code, again["sent"], again["W"]) == (0, 0, plain["W"])
+    # An interrupted run: half of the file and half a line.
+    whole = (tmp_path / "asked.jsonl").read_bytes()
+    (tmp_path / "asked.jsonl").write_bytes(whole[: len(whole) // 2])
+    code, out, _ = cli(*given)
+    resumed = json.loads(out)
+    assert (code, resumed["W"]) == (0, plain["W"])
+    assert resumed["replayed"] + resumed["sent"] == plain["queries"]["total"]["queries"]
+    assert 0 < resumed["sent"] < 0.6 * plain["sent"]
+
+
+def test_layer_options_that_make_no_sense(cli, tmp_path):
+    weights(tmp_path / "good.npz")
+    for given, said in (
+        (["--oracle", "good.npz", "--layer", "0"], "--layer is for a checkpoint"),
+        (["--oracle", "good.npz", "--readout", "0"], "give --layer as well"),
+        (["--oracle", "good.npz", "--digests"], "give --transcript as well"),
+        (["--oracle", "nothing", "--layer", "0"], "nothing"),
+        (["--oracle", "x", "--layer", "0", "--width", "3"], "leave it out with --layer"),
+    ):
+        code, _, err = cli(*given)
+        assert code == 3
+        assert said in err and "Traceback" not in err
+
+
+def test_a_transcript_keeps_its_form(cli, tmp_path):
+    weights(tmp_path / "good.npz")
+    given = ["--oracle", "good.npz", "--heads", "1", "--transcript", "asked.jsonl"]
+    assert cli(*given)[0] == 0
+    code, _, err = cli(*given, "--digests")
+    assert code == 3 and "holds tokens in full" in err
