@@ -144,7 +144,10 @@ class HeadSearch:
         length = self.saturating_length()
         if length is None:
             return self.without_steps()
-        steepness = next(factor for most, factor in STEEPNESS if self.noise.unit <= most)
+        # Absolute errors, relative to an answer to unit tokens, count as well.
+        gain = float(np.linalg.norm(self.probe.total))
+        relative = self.noise.unit + (self.noise.absolute / gain if gain > 0 else 0.0)
+        steepness = next(factor for most, factor in STEEPNESS if relative <= most)
         failure: SearchFailure | None = None
         for attempt in range(ATTEMPTS):
             try:
