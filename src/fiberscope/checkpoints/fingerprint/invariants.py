@@ -31,6 +31,8 @@ _ALIKE = 0.05
 _ROUNDINGS = 100.0
 """Squares, in units of the rounding variance, below which a factor counts as zero."""
 _SKETCHES = 16
+_FLUSHED = 2.0**-20
+"""Numbers of which a copy in float16, whose smallest is 2^-24, may keep next to nothing."""
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
@@ -279,14 +281,15 @@ def _alive_heads(f: FoldedAttention) -> tuple[NDArray[np.bool_], bool]:
     """Heads with values and outputs that are not zero up to rounding, shape ``(G, m)``.
 
     And whether that is in doubt: numbers that are not zero, but no larger than their rounding, can
-    be what is left of a zero or of a head.
+    be what is left of a zero or of a head; tiny ones may be zero in another file.
     """
     doubts = []
 
     def nonzero(array: Noisy, axes: tuple[int, ...]) -> NDArray[np.bool_]:
         size = np.square(array.value).sum(axis=axes)
         live = np.asarray(size > _ROUNDINGS * array.variance.sum(axis=axes))
-        doubts.append(bool(((size > 0) & ~live).any()))
+        flushed = np.abs(array.value).max(axis=axes) < _FLUSHED
+        doubts.append(bool(((size > 0) & (~live | flushed)).any()))
         return live
 
     alive = nonzero(f.output, (2, 3)) & nonzero(f.value, (1, 2))[:, None]
