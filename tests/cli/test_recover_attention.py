@@ -139,6 +139,47 @@ def test_relu_network_on_top(cli, tmp_path):
     assert code == 0 and "kinks found" in out
 
 
+NETWORK = """
+import numpy as np
+
+rng = np.random.default_rng(4)
+W, V = rng.standard_normal((2, {heads}, 8, 8)) / 8**0.5
+U, w = rng.standard_normal(({neurons}, 8)), rng.standard_normal({neurons})
+W, V, U, w = (each.astype(np.{kind}) for each in (W, V, U, w))
+
+def answer(X):
+    X = X.astype(np.{kind})
+    total = 0
+    for matrix, values in zip(W, V):
+        scores = X @ (matrix @ X[-1])
+        weights = np.exp(scores - scores.max())
+        total = total + values @ (weights @ X / weights.sum())
+    return float(w @ np.maximum(U @ total, 0))
+
+answer.arithmetic = "{kind}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("heads", "neurons", "kind", "least"), [(3, 32, "float64", 25), (1, 8, "float32", 10)]
+)
+def test_several_heads_under_a_relu_network(cli, tmp_path, heads, neurons, kind, least):
+    """Four times the width in neurons behind three heads; float32 up to about the width."""
+    text = NETWORK.format(heads=heads, neurons=neurons, kind=kind)
+    (tmp_path / "network.py").write_text(text)
+    sys.modules.pop("network", None)
+    arguments = ("--oracle", "python:network:answer", "--width", "8", "--relu", "--json")
+    code, out, err = cli(*arguments, "-o", "net.npz")
+    assert code == 0, (out, err)
+    plain, net, truth = json.loads(out), np.load(tmp_path / "net.npz"), sys.modules.pop("network")
+    assert plain["heads"] == heads and plain["agreement_bits"] >= least
+    for X in np.random.default_rng(1).standard_normal((20, 7, 8)).astype(np.float32):
+        scores = [X @ W @ X[-1] for W in net["W"]]
+        parts = [np.exp(s - s.max()) @ X / np.exp(s - s.max()).sum() for s in scores]
+        found = np.maximum(net["inner"] @ np.concatenate(parts), 0) @ net["outer"]
+        assert abs(found - truth.answer(X)) < 2.0 ** (3 - least) * np.abs(net["outer"]).sum()
+
+
 @pytest.mark.parametrize("name", ["tanh_network", "value_bias", "sink", "rotary", "residual"])
 def test_other_functions_are_no_relu_network(cli, name):
     code, out, _ = cli("--oracle", f"python:blackbox:{name}", "--width", "4", "--relu", "--json")
@@ -335,3 +376,96 @@ def test_options_without_effect_are_refused_before_any_query(cli, tmp_path, extr
     assert (code, out, err.count("\n")) == (3, "", 1) and message in err
     lines = (tmp_path / "asked.jsonl").read_text() if (tmp_path / "asked.jsonl").exists() else ""
     assert lines.count("\n") <= 1
+
+
+def layer_file(folder, d=24, heads=4, rank=4):
+    """A checkpoint of one small Llama layer; returns its tensors."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    config = transformers.LlamaConfig(
+        hidden_size=d,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=rank,
+        vocab_size=11,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaModel(config)
+    tensors = {
+        name: (15.0 if "_proj" in name else 1.0) * value.numpy()
+        for name, value in model.state_dict().items()
+    }
+    folder.mkdir()
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    config.architectures = ["LlamaModel"]
+    config.save_pretrained(folder)
+    return tensors
+
+
+def test_a_layer_of_a_checkpoint(cli, tmp_path):
+    tensors = layer_file(tmp_path / "model")
+    readout = np.random.default_rng(1).normal(size=24)
+    np.save(tmp_path / "readout.npy", readout)
+    given = ["--oracle", "model", "--layer", "1", "--readout", "readout.npy", "--rank", "4"]
+    given += ["--heads-at-most", "9", "--transcript", "asked.jsonl", "--digests", "--json"]
+    code, out, _ = cli(*given, "-o", "OUT.npz")
+    assert code == 0
+    plain = json.loads(out)
+    with np.load(tmp_path / "OUT.npz") as stored:
+        W, v = stored["W"], stored["v"]
+    query, key, value, output = (
+        tensors[f"layers.1.self_attn.{part}_proj.weight"].astype(np.float64) for part in "qkvo"
+    )
+    met = set()
+    for head in range(4):
+        mine, shared = slice(4 * head, 4 * head + 4), slice(head // 2 * 4, head // 2 * 4 + 4)
+        true_W = key[shared].T @ query[mine] / 2
+        true_v = value[shared].T @ (output[:, mine].T @ readout)
+        near = int(np.argmin([np.linalg.norm(each - true_W) for each in W]))
+        met.add(near)
+        bits = -np.log2(np.linalg.norm(W[near] - true_W) / np.linalg.norm(true_W))
+        assert bits >= plain["precision"]["W_bits"][near] > 20
+        np.testing.assert_allclose(v[near], true_v, rtol=1e-6, atol=1e-6 * np.abs(true_v).max())
+    assert len(met) == len(W) == 4
+    # Digests replay: nothing is sent, and the answer is the same.
+    lines = (tmp_path / "asked.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["queries"] == "digests"
+    assert json.loads(lines[1]).keys() == {"purpose", "query", "length", "answer"}
+    assert len(lines) - 1 == plain["queries"]["total"]["queries"]
+    code, out, _ = cli(*given)
+    again = json.loads(out)
+    assert (code, again["sent"], again["W"]) == (0, 0, plain["W"])
+    # An interrupted run: half of the file and half a line.
+    whole = (tmp_path / "asked.jsonl").read_bytes()
+    (tmp_path / "asked.jsonl").write_bytes(whole[: len(whole) // 2])
+    code, out, _ = cli(*given)
+    resumed = json.loads(out)
+    assert (code, resumed["W"]) == (0, plain["W"])
+    assert resumed["replayed"] + resumed["sent"] == plain["queries"]["total"]["queries"]
+    assert 0 < resumed["sent"] < 0.6 * plain["sent"]
+
+
+def test_layer_options_that_make_no_sense(cli, tmp_path):
+    weights(tmp_path / "good.npz")
+    for given, said in (
+        (["--oracle", "good.npz", "--layer", "0"], "--layer is for a checkpoint"),
+        (["--oracle", "good.npz", "--readout", "0"], "give --layer as well"),
+        (["--oracle", "good.npz", "--digests"], "give --transcript as well"),
+        (["--oracle", "nothing", "--layer", "0"], "nothing"),
+        (["--oracle", "x", "--layer", "0", "--width", "3"], "leave it out with --layer"),
+    ):
+        code, _, err = cli(*given)
+        assert code == 3
+        assert said in err and "Traceback" not in err
+
+
+def test_a_transcript_keeps_its_form(cli, tmp_path):
+    weights(tmp_path / "good.npz")
+    given = ["--oracle", "good.npz", "--heads", "1", "--transcript", "asked.jsonl"]
+    assert cli(*given)[0] == 0
+    code, _, err = cli(*given, "--digests")
+    assert code == 3 and "holds tokens in full" in err

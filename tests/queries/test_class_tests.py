@@ -163,6 +163,15 @@ def test_functions_of_this_form_are_recovered(name):
     assert precision.bits > (10 if name in {"rounded", "noisy"} else 38)
 
 
+@pytest.mark.parametrize("name", ["rounded", "noisy"])
+def test_absolute_errors_do_not_need_a_number_of_heads(name):
+    functions = Functions(1)
+    found = recover_attention(session(name, 1), Request(), seed=0)
+    error = np.linalg.norm(found.heads.W[0] - functions.W) / np.linalg.norm(functions.W)
+    assert found.heads.count == 1
+    assert error <= 2.0**-found.estimate.precision.bits < 2.0**-14
+
+
 def test_digits_of_answers():
     values = np.random.default_rng(0).standard_normal(50)
     assert significant_bits(values) == 53

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fiberscope.queries.class_tests import ClassTests
+    from fiberscope.queries.oracle import Oracle
     from fiberscope.queries.relu_network import ReluRecovery
     from fiberscope.queries.session import Purpose, QuerySession
 
@@ -31,7 +32,13 @@ _PRECISIONS = click.Choice(["coarse", "full"])
     "--oracle",
     "source",
     required=True,
-    help="python:module:function, an .onnx file, an http(s):// address, or an .npz of W and v.",
+    help="python:module:function, an .onnx file, an http(s):// address, an .npz of W and v, or a "
+    "checkpoint (with --layer).",
+)
+@click.option("--layer", type=click.IntRange(min=0), help="Checkpoint: the attention of a layer.")
+@click.option(
+    "--readout",
+    help="With --layer: seed of a random direction of its output, or an .npy file.  [default: 0]",
 )
 @click.option("--width", type=click.IntRange(min=1), help="Entries of a token.")
 @click.option(
@@ -58,6 +65,9 @@ _PRECISIONS = click.Choice(["coarse", "full"])
     help="File of queries and answers: an interrupted run asks none of them again.",
 )
 @click.option(
+    "--digests", is_flag=True, help="In a new transcript, name queries by digests: far shorter."
+)
+@click.option(
     "--batch",
     type=click.IntRange(min=1),
     default=1024,
@@ -77,6 +87,8 @@ _PRECISIONS = click.Choice(["coarse", "full"])
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     source: str,
+    layer: int | None,
+    readout: str | None,
     width: int | None,
     arithmetic: str | None,
     heads: int | None,
@@ -89,6 +101,7 @@ def command(
     relu: bool,
     max_queries: int | None,
     transcript: Path | None,
+    digests: bool,
     batch: int,
     workers: int,
     seed: int,
@@ -118,10 +131,23 @@ def command(
         check_new_file(out, overwrite)
     elif overwrite:
         raise InputError("--overwrite replaces the file that -o names: give -o as well")
-    oracle = load_oracle(source, width, None if arithmetic is None else Arithmetic(arithmetic))
+    kind = None if arithmetic is None else Arithmetic(arithmetic)
+    oracle: Oracle
+    if layer is None:
+        if readout is not None:
+            raise InputError("--readout is the direction of a layer's output: give --layer as well")
+        oracle = load_oracle(source, width, kind)
+    else:
+        from fiberscope.cli.attention_layer import layer_oracle
+
+        if width is not None:
+            raise InputError("--width is what the checkpoint says: leave it out with --layer")
+        oracle = layer_oracle(source, layer, readout, kind)
     if workers > 1 and oracle.arithmetic is Arithmetic.BALLS:
         raise InputError("--workers is for floating-point oracles: balls run one after another")
-    with Transcript(transcript) as record, progress() as tick, Interruption(_say) as stop:
+    if digests and transcript is None:
+        raise InputError("--digests is a form of the transcript: give --transcript as well")
+    with Transcript(transcript, digests) as record, progress() as tick, Interruption(_say) as stop:
 
         def report(queries: int, purpose: Purpose) -> None:
             if tick is not None:

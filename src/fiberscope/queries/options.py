@@ -74,6 +74,17 @@ def _attention(request: Request, arithmetic: Arithmetic) -> str | None:
                 "queries; leave out one of them"
             )
     one = request.one_head or request.noise is not None
+    if request.rank is not None and not one:
+        if balls:
+            return (
+                "--rank would change nothing for many heads of a ball oracle, whose number of "
+                "queries does not depend on it: leave it out"
+            )
+        if not request.full:
+            return (
+                "--precision coarse would change nothing with --rank: the method for low rank has "
+                "one precision; leave out one of them"
+            )
     if request.rank is not None and several and balls:
         return (
             "--rank with several heads is for floating-point oracles: the method for balls has no "

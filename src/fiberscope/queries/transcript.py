@@ -40,14 +40,24 @@ class Transcript:
     ``[m, e, r, s]`` for the ball ``m 2^e +- r 2^s``, and ``bits`` is the precision asked for. The
     repeat test's lines have a ``repetition``.
 
+    Tokens in full are long: a million queries of two tokens of width 576 would be 25 GB. In a file
+    whose first line has ``"queries": "digests"`` a line names its query by :func:`query_key`::
+
+        {"purpose": "recovery", "query": "9f86d081...", "length": 2, "answer": "0x1.0p-1"}
+
+    The same command with the same seed asks the same queries, so such a file resumes, replays and
+    audits a run as well; only the tokens cannot be read from it.
+
     Parameters
     ----------
     path
         A new file, or one that an earlier run of the same oracle wrote: its answers are known.
+    digests
+        Name queries by their digests in a new file. An old one keeps its form.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None = None, digests: bool = False) -> None:
+        self.path, self.digests = path, digests
         self._known: dict[bytes, tuple[Any, int]] = {}
         self._old: frozenset[bytes] = frozenset()
         self._stream: TextIO | None = None
@@ -84,6 +94,8 @@ class Transcript:
         }
         try:
             exists = self.path.exists() and self.path.stat().st_size > 0
+            if self.digests and not exists:
+                head["queries"] = "digests"
             if exists:
                 self._read(head, oracle.arithmetic)
             self._stream = self.path.open("a", encoding="ascii")
@@ -111,11 +123,21 @@ class Transcript:
                         f"the transcript {self.path} is of another oracle ({name} "
                         f"{found.get(name)!r}, now {head[name]!r}): name a new file"
                     )
+            digests = found.get("queries") == "digests"
+            if self.digests and not digests:
+                raise InputError(
+                    f"the transcript {self.path} holds tokens in full: leave out --digests, or "
+                    "name a new file"
+                )
+            self.digests = digests
             for line in lines[1:]:
                 record = json.loads(line)
-                tokens = _tokens(record["tokens"], arithmetic)
                 bits = int(record.get("bits", 0))
-                key = query_key(tokens, int(record.get("repetition", 0)))
+                if digests:
+                    key = bytes.fromhex(record["query"])
+                else:
+                    tokens = _tokens(record["tokens"], arithmetic)
+                    key = query_key(tokens, int(record.get("repetition", 0)))
                 self._known[key] = (_answer(record["answer"], arithmetic), bits)
         except InputError:
             raise
@@ -160,11 +182,13 @@ class Transcript:
             record["repetition"] = repetition
         if ball:
             record["bits"] = bits
+        if self.digests:
+            record |= {"query": key.hex(), "length": len(tokens)}
+        elif ball:
             record["tokens"] = [[str(x) for x in row] for row in tokens.tolist()]
-            record["answer"] = _dump_ball(answer)
         else:
             record["tokens"] = [[x.hex() for x in row] for row in tokens.tolist()]
-            record["answer"] = answer.hex()
+        record["answer"] = _dump_ball(answer) if ball else answer.hex()
         self._stream.write(json.dumps(record) + "\n")
 
     def flush(self) -> None:

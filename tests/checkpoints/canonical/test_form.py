@@ -72,6 +72,24 @@ def test_the_function_stays_and_orbits_have_one_form(case):
     assert largest_difference(form, other) < 1e-8
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_planes_of_normalised_heads_turn_group_by_group(bias):
+    config = llama(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=24,
+        attention_bias=bias,
+    )
+    found, observable, twin = set_up((config, "logits"))
+    form, _ = canonical_parameters(found, twin.parameters, observable)
+    for seed in range(3):
+        copy = moved(found, observable, twin.parameters, seed)
+        other, _ = canonical_parameters(found, copy, observable)
+        assert largest_difference(form, other) < 1e-8
+
+
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_a_stored_form_is_settled_in_every_format(case):
     found, observable, twin = set_up(case, seed=1)
@@ -205,7 +223,7 @@ def test_ties_are_counted():
     found, observable, twin = set_up((llama(), "logits"))
     parameters = {name: value.copy() for name, value in twin.parameters.items()}
     gate = parameters["model.layers.0.mlp.gate_proj.weight"]
-    gate[3] = gate[1]
+    gate[3] = -gate[1]  # of the same length, and not equal
     _, form = canonical_parameters(found, parameters, observable)
     assert [(p.mechanism, p.layer, p.count) for p in form.places.found] == [
         ("permutation of neurons", 0, 1)

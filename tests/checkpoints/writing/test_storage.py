@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fiberscope.checkpoints.writing import FORMATS, rounded, to_storage
+from fiberscope.checkpoints.writing import FORMATS, round_into, rounded, to_storage
 from fiberscope.errors import InputError
 
 
@@ -98,3 +98,19 @@ def test_a_norm_gain_must_not_vanish_and_a_bias_entry_may() -> None:
 def test_small_entries_beside_large_ones_are_ordinary_rounding() -> None:
     values = np.array([[1.0, 1e-9], [1e-9, 1.0]])
     assert np.array_equal(to_storage(values, FORMATS["float16"], "w"), np.eye(2))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rounding_into_windows_of_any_layout(dtype, offset):
+    rng = np.random.default_rng(3)
+    values = rng.standard_normal((7, 300, 40)) * 10.0 ** rng.integers(-3, 4, (7, 300, 40))
+    for axes in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        shuffled = np.ascontiguousarray(values.transpose(axes)).transpose(np.argsort(axes))
+        for order in ("C", "F"):
+            target = np.zeros((7, 300, 80), FORMATS[dtype], order=order)[..., ::2]
+            round_into(target, shuffled, offset)
+            np.testing.assert_array_equal(
+                target.astype(np.float64),
+                rounded(values - offset, FORMATS[dtype]).astype(np.float64),
+            )

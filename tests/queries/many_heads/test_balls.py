@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fiberscope.queries.heads import AttentionHeads
 from fiberscope.queries.many_heads.ball_design import BallDesign
 from fiberscope.queries.many_heads.balls import recover_heads_in_balls
 from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
-from fiberscope.queries.oracle import FunctionOracle, ball_oracle
+from fiberscope.queries.oracle import Arithmetic, FunctionOracle, ball_oracle
+from fiberscope.queries.recover import Request, recover_attention
 from fiberscope.queries.result import BoundKind, Estimate
 from fiberscope.queries.session import Purpose, QuerySession
+from fiberscope.queries.weights_oracle import HeadsOracle
 from tests.queries.many_heads.ball_oracles import ball, ball_session, encloses, random_heads
 
 # Heads and width: corners of the grid, the whole of which is run by benchmarks.
@@ -162,3 +165,19 @@ def test_other_functions_are_refused(name: str) -> None:
     session = QuerySession(FunctionOracle(function, 2, identity=name))
     with pytest.raises(RecoveryRefusedError):
         recover_heads_in_balls(session, heads_at_most=2, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_nobody_has_to_promise_a_number_of_heads(count: int) -> None:
+    """The whole route without a bound: found with more and more copies, and said so."""
+    W, v = random_heads(count, 3, np.random.default_rng(count))
+    session = QuerySession(HeadsOracle(AttentionHeads(W, v), Arithmetic.BALLS))
+    found = recover_attention(session, Request(), seed=1)
+    assert found.heads.count == count
+    assert any(f"{count} show at one probe" in note for note in found.estimate.notes)
+    wanted = AttentionHeads(W, v).canonical()
+    inside = [
+        a.contains(float(b))
+        for a, b in zip(found.heads.W.reshape(-1), wanted.W.reshape(-1), strict=True)
+    ]
+    assert all(inside)

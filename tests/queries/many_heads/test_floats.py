@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fiberscope.errors import InputError
 from fiberscope.queries.many_heads.floats import recover_heads_in_floats
 from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
 from fiberscope.queries.many_heads.steps import Steps, fit_steps
@@ -122,6 +121,13 @@ def awkward() -> dict[str, tuple[Heads, Heads, float]]:
         "doubled": ((replaced(2 * W[0]), v),) * 2 + (30,),
         "minus two": ((replaced(-2 * W[0]), v),) * 2 + (30,),
         "mirrored": ((replaced(-W[0]), v),) * 2 + (40,),
+        "mirrored, equal values": ((replaced(-W[0]), v[[0, 0, 2]]),) * 2 + (40,),
+        "only a mirrored pair": ((np.stack([W[0], -W[0]]), v[[0, 0]]),) * 2 + (40,),
+        "mirrored pair and mean": (
+            (np.stack([W[0], -W[0], zero[0]]), v[[0, 0, 1]]),
+            (np.stack([W[0], -W[0], zero[0]]), v[[0, 0, 1]]),
+            40,
+        ),
         "mean pooling": ((replaced(zero[0]), v),) * 2 + (40,),
         "only mean pooling": ((zero, v[:1]), (zero, v[:1]), 40),
         "weak": ((W, scaled(1e-3)),) * 2 + (30,),
@@ -141,6 +147,14 @@ def test_awkward_heads(name: str) -> None:
     session = session_for(given)
     found = recover_heads_in_floats(session, rng=np.random.default_rng(5))
     assert min(true_bits(found, canonical), default=99.0) >= least
+
+
+def test_two_mirrored_pairs_of_equal_values_are_refused() -> None:
+    W, v = random_heads(2, 4, np.random.default_rng(3))
+    session = session_for((np.concatenate([W, -W]), np.concatenate([v, v])))
+    with pytest.raises(RecoveryRefusedError):
+        recover_heads_in_floats(session, rng=np.random.default_rng(5))
+    assert session.queries < 20_000
 
 
 @pytest.mark.parametrize(("heads", "width"), [(5, 3), (6, 4), (3, 2)])
@@ -234,10 +248,34 @@ def test_other_functions_end_in_a_refusal(name: str) -> None:
     assert time.process_time() - started < 60
 
 
-def test_width_one_is_refused_in_words() -> None:
-    session = session_for((np.ones((1, 1, 1)), np.ones((1, 1))))
-    with pytest.raises(InputError, match="width 2"):
-        recover_heads_in_floats(session, rng=np.random.default_rng(1))
+@pytest.mark.parametrize(
+    ("W", "v", "least"),
+    [
+        ([0.7], [1.0], 45),
+        ([0.7, -1.3], [1.0, 0.5], 45),
+        ([0.7, -0.7], [1.0, 1.0], 45),
+        ([0.7, 0.8], [1.0, -1.0], 30),
+        ([0.0, 1.0], [2.0, 1.0], 45),
+        ([0.7, 0.71], [1.0, 1.0], 25),
+        ([-0.7, 1.2, 3.0], [0.3, -2.0, 1.0], 35),
+    ],
+)
+def test_width_one(W: list[float], v: list[float], least: float) -> None:
+    truth = np.array(W).reshape(-1, 1, 1), np.array(v).reshape(-1, 1)
+    found = recover_heads_in_floats(session_for(truth), rng=np.random.default_rng(1))
+    assert found.precision.bits is not None
+    assert least <= min(true_bits(found, truth))
+    assert found.precision.bits <= min(true_bits(found, truth))
+
+
+def test_width_one_with_more_heads_than_allowed_or_of_another_form() -> None:
+    truth = np.array([0.7, -1.3]).reshape(-1, 1, 1), np.ones((2, 1))
+    with pytest.raises(RecoveryRefusedError) as refused:
+        recover_heads_in_floats(session_for(truth), heads=1, rng=np.random.default_rng(1))
+    assert refused.value.kind is Reason.MORE_HEADS
+    other = QuerySession(FunctionOracle(lambda X: float(np.tanh(X).sum()), 1, identity="tanh"))
+    with pytest.raises(RecoveryRefusedError):
+        recover_heads_in_floats(other, rng=np.random.default_rng(1))
 
 
 def test_fit_of_exact_steps() -> None:

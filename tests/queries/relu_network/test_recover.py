@@ -159,6 +159,40 @@ def test_hidden_heads_count_against_the_bound() -> None:
     assert refused.value.kind is Reason.MORE_HEADS
 
 
+class Single(Network):
+    """The same network computed in float32."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.arithmetic = Arithmetic.FLOAT32
+        for name in ("W", "V", "U", "w"):
+            setattr(self, name, getattr(self, name).astype(np.float32))
+
+    def answer(self, sequences: Sequence[NDArray[Any]], bits: int = 128) -> Floats:
+        if not isinstance(sequences, np.ndarray):
+            return np.concatenate([self.answer(np.asarray(each)[None]) for each in sequences])
+        return super().answer(sequences.astype(np.float32)).astype(np.float64)
+
+
+@pytest.mark.parametrize(("heads", "neurons"), [(1, 6), (1, 8), (2, 8), (1, 32)])
+def test_float32_is_right_within_ten_bits_or_refused(heads: int, neurons: int) -> None:
+    given = 0
+    for seed in range(3):
+        exact = random_network(heads, 8, neurons, seed)
+        network = Single(exact.W, exact.V, exact.U, exact.w)
+        try:
+            found = recover_attention_with_relu(QuerySession(network), rng=np.random.default_rng(1))
+        except RecoveryRefusedError:
+            continue
+        given += 1
+        tokens = np.random.default_rng(77).normal(size=(200, 9, 8))
+        tokens = tokens.astype(np.float32).astype(np.float64)
+        truth = network.answer(tokens)
+        assert np.abs(found(tokens) - truth).max() < 2.0**-9 * np.abs(truth).max()
+        assert found.agreement_bits >= 10
+    assert given or neurons > 8
+
+
 REFUSED = {
     "two hidden heads": with_hidden(3, 8, 12, seed=11, hidden=2),
     "as many heads as dimensions": random_network(3, 3, 4, seed=12),

@@ -25,6 +25,9 @@ Array = NDArray[np.float64]
 TIE = 16.0
 """Two units tie when their keys differ by no more than this many spacings of the storage."""
 
+DEVIATIONS = 4.0
+"""Standard deviations of rounding by which a head's size can have moved."""
+
 
 @dataclass
 class Heads:
@@ -116,12 +119,28 @@ def head_sizes(heads: Heads) -> Array:
     return np.sqrt(np.maximum(squares, 0.0))
 
 
+def head_uncertainty(heads: Heads) -> Array:
+    """How far the rounding of both factors can have moved :func:`head_sizes`, shape ``(G, m)``.
+
+    ``O (V + dV) + dO V`` with independent relative roundings of spacing e differs from ``O V`` by
+    ``e / sqrt(12) * sqrt(2 sum_s |O_s|^2 |V_s|^2)`` (root mean square): far more than e times the
+    product where much cancels in it, behind an ill-conditioned change of basis.
+    """
+    values = np.einsum("gsd,gsd->gs", heads.value.rows, heads.value.rows)
+    outputs = np.einsum("gmsd,gmsd->gms", heads.output, heads.output)
+    squares = np.einsum("gs,gms->gm", values, outputs)
+    return np.asarray(DEVIATIONS * heads.spacing * np.sqrt(squares / 6.0))
+
+
 def _sort_heads(heads: Heads, sizes: Array, places: Places) -> None:
     attention = heads.attention
     tolerance = TIE * heads.spacing
+    uncertain = head_uncertainty(heads)
     orders, settled = [], True
     for group in range(attention.groups):
-        order, ties, kept = descending(sizes[group], tolerance, heads.spacing)
+        order, ties, kept = descending(
+            sizes[group], tolerance, heads.spacing, uncertain=uncertain[group]
+        )
         places.add(HEAD_PERMUTATION, attention.layer, f"{attention.label}, group {group}", ties)
         orders.append(order)
         settled &= kept
@@ -144,7 +163,10 @@ def _sort_groups(
         return
     if fixed is None:
         keys = np.sqrt((sizes**2).sum(axis=1))
-        order, ties, settled = descending(keys, TIE * heads.spacing, heads.spacing)
+        uncertain = np.linalg.norm(head_uncertainty(heads), axis=1)
+        order, ties, settled = descending(
+            keys, TIE * heads.spacing, heads.spacing, uncertain=uncertain
+        )
         places.add(GROUP_PERMUTATION, attention.layer, attention.label, ties)
         if settled:
             return

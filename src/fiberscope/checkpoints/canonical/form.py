@@ -361,6 +361,7 @@ class CanonicalForm:
                     inner and head.dense.activation is Activation.ODD,
                     head.dense.activation_name,
                     max(dense.spacing, output.spacing),
+                    inner,
                 )
                 canonical_neurons(neurons, self.style, found.places)
                 if neurons.down_changed:

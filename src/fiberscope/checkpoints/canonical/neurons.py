@@ -8,6 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.canonical.attention import TIE
+from fiberscope.checkpoints.canonical.equal_neurons import (
+    Sets,
+    equal_gates,
+    factor_jointly,
+    merge_equal,
+)
 from fiberscope.checkpoints.canonical.places import Places, descending
 from fiberscope.checkpoints.canonical.points import Folded, Style
 from fiberscope.checkpoints.canonical.readers import reference, signed_norm
@@ -35,6 +41,8 @@ class Neurons:
         Degree of a positively homogeneous activation, None for others.
     odd
         Whether the activation passes signs on.
+    additive
+        Whether only the sum of what the units write is seen (no norm stands behind them).
     """
 
     label: str
@@ -47,19 +55,32 @@ class Neurons:
     odd: bool
     activation_name: str
     spacing: float
+    additive: bool = True
 
 
 def canonical_neurons(neurons: Neurons, style: Style, places: Places, *, sort: bool = True) -> None:
     """Bring one layer of units to canonical form, in place; ``sort=False`` keeps their order."""
     if style.drop:
         _drop_dead(neurons, places)
+    sets: Sets = []
+    if style.balance and style.order and sort and neurons.additive:
+        if neurons.up is None:
+            merge_equal(neurons, places)
+        else:
+            sets = equal_gates(neurons, places)
+    together = np.zeros(len(neurons.down), dtype=np.int64)
+    for number, members in enumerate(sets, 1):
+        together[members] = number
     if style.balance:
-        _scale(neurons, places)
+        _scale(neurons, places, together == 0)
     if style.order:
         if neurons.odd:
             _signs(neurons, neurons.gate, ODD_SIGNS, places)
         if sort:
-            _sort(neurons, places)
+            together = _sort(neurons, places, together)
+    if sets:
+        sets = [np.flatnonzero(together == number) for number in range(1, len(sets) + 1)]
+        factor_jointly(neurons, sets, places)
 
 
 def rows_with_constant(part: Folded) -> Array:
@@ -83,8 +104,10 @@ def _multiply(part: Folded, factor: Array) -> None:
     part.changed = True
 
 
-def _scale(neurons: Neurons, places: Places) -> None:
+def _scale(neurons: Neurons, places: Places, alone: NDArray[np.bool_]) -> None:
     """Spread every freely movable scale evenly: lengths of the parts agree.
+
+    Signs are fixed of units that are ``alone``: those of others follow from their joint factors.
 
     With ``|down| = c``, gate ``g`` of degree p and up ``u``: factors x on the gate and y on up
     divide down by ``x^p y``.
@@ -122,9 +145,9 @@ def _scale(neurons: Neurons, places: Places) -> None:
         settled = all(bool((np.abs(factor - 1) <= noise).all()) for factor in factors)
     if neurons.up is not None:
         signed = signed_norm(rows_with_constant(neurons.up))
-        _note_signs(neurons, signed, lengths[0], neurons.up, GATED, places)
-        settled &= not _negative(signed, lengths[0], neurons, neurons.up)
-        factors[0] = factors[0] * np.where(signed < 0, -1.0, 1.0)
+        _note_signs(neurons, lengths[0] * alone, neurons.up, GATED, places)
+        settled &= not _negative(lengths[0], neurons, neurons.up, alone)
+        factors[0] = factors[0] * np.where(alone & (signed < 0), -1.0, 1.0)
     if settled:
         return
     whole = np.ones(len(down))
@@ -138,26 +161,24 @@ def _scale(neurons: Neurons, places: Places) -> None:
     neurons.down_changed = True
 
 
-def _negative(signed: Array, lengths: Array, neurons: Neurons, part: Folded) -> bool:
+def _negative(
+    lengths: Array, neurons: Neurons, part: Folded, alone: NDArray[np.bool_] | None = None
+) -> bool:
     bound = ROUNDINGS * neurons.spacing * lengths / np.sqrt(part.rows.shape[1])
-    return bool((_inner(signed, part) < -bound).any())
+    negative = _inner(part) < -bound
+    return bool((negative if alone is None else negative & alone).any())
 
 
-def _inner(signed: Array, part: Folded) -> Array:
+def _inner(part: Folded) -> Array:
     rows = rows_with_constant(part)
     return np.asarray(rows @ reference(rows.shape[-1])) / np.sqrt(rows.shape[-1])
 
 
 def _note_signs(
-    neurons: Neurons,
-    signed: Array,
-    lengths: Array,
-    part: Folded,
-    mechanism: str,
-    places: Places,
+    neurons: Neurons, lengths: Array, part: Folded, mechanism: str, places: Places
 ) -> None:
     bound = TIE * neurons.spacing * lengths / np.sqrt(part.rows.shape[1])
-    close = np.abs(_inner(signed, part)) <= bound
+    close = np.abs(_inner(part)) <= bound
     close &= lengths > 0
     places.add(mechanism, neurons.layer, f"{neurons.label}, signs", np.flatnonzero(close).tolist())
 
@@ -166,8 +187,8 @@ def _signs(neurons: Neurons, part: Folded, mechanism: str, places: Places) -> No
     """Positive product of every row with the reference; an odd activation passes the sign on."""
     signed = signed_norm(rows_with_constant(part))
     lengths = _lengths(part)
-    _note_signs(neurons, signed, lengths, part, mechanism, places)
-    if not _negative(signed, lengths, neurons, part):
+    _note_signs(neurons, lengths, part, mechanism, places)
+    if not _negative(lengths, neurons, part):
         return
     sign = np.where(signed < 0, -1.0, 1.0)
     _multiply(part, sign)
@@ -175,17 +196,34 @@ def _signs(neurons: Neurons, part: Folded, mechanism: str, places: Places) -> No
     neurons.down_changed = True
 
 
-def _sort(neurons: Neurons, places: Places) -> None:
+def _sort(neurons: Neurons, places: Places, together: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sort the units; returns the number of the set of equal gates each position belongs to."""
     keys = _lengths(neurons.gate)
+
+    def writes() -> Array:
+        found = np.linalg.norm(neurons.down, axis=1)
+        # The order inside such a set is that of its joint factors.
+        found[together > 0] = 0.0
+        return found
+
     order, ties, settled = descending(
         keys,
         TIE * neurons.spacing,
         lambda: relative_noise(rows_with_constant(neurons.gate), neurons.spacing),
-        lambda: np.linalg.norm(neurons.down, axis=1),
+        writes,
     )
+    sets = together if settled else together[order]
+    silent = keys[order] == 0
+    ties = [
+        place
+        for place in ties
+        # Neither units with joint factors nor units of zeros make the form less unique.
+        if (sets[place] == 0 or sets[place] != sets[place + 1])
+        and not (silent[place + 1] and neurons.additive and neurons.up is None)
+    ]
     places.add(NEURON_PERMUTATION, neurons.layer, neurons.label, ties)
     if settled:
-        return
+        return together
     for part in (neurons.gate, neurons.up):
         if part is not None:
             part.rows = taken(part.rows, order)
@@ -194,6 +232,7 @@ def _sort(neurons: Neurons, places: Places) -> None:
             part.changed = True
     neurons.down = neurons.down[order]
     neurons.down_changed = True
+    return sets
 
 
 def _drop_dead(neurons: Neurons, places: Places) -> None:

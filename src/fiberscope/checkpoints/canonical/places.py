@@ -70,6 +70,7 @@ def descending(
     tolerance: float,
     rounding: Callable[[], NDArray[np.float64]] | float,
     second: Callable[[], NDArray[np.float64]] | None = None,
+    uncertain: NDArray[np.float64] | None = None,
 ) -> tuple[NDArray[np.int64], list[int], bool]:
     """Order of units by falling key, equal ones by a second key where there are any.
 
@@ -83,6 +84,8 @@ def descending(
         Relative rounding of the keys: an order is settled that falls up to it.
     second
         Keys of units that are equal otherwise.
+    uncertain
+        How far rounding can have moved each key, where that is more than the tolerance.
 
     Returns
     -------
@@ -105,7 +108,11 @@ def descending(
         rising = other[1:] - other[:-1] > tolerance * np.abs(other[:-1])
         twins = cluster[1:] == cluster[:-1]
         settled = not (rising & twins).any()
-    near = ordered[:-1] - ordered[1:] <= tolerance * np.abs(ordered[:-1])
+    reach = tolerance * np.abs(ordered[:-1])
+    if uncertain is not None:
+        moved = uncertain[order]
+        reach = np.maximum(reach, np.hypot(moved[:-1], moved[1:]))
+    near = ordered[:-1] - ordered[1:] <= reach
     rise = keys[1:] - keys[:-1]
     settled &= bool((rise <= tolerance * np.abs(keys[:-1])).all())
     if settled:

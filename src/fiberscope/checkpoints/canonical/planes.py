@@ -193,9 +193,9 @@ def order_gains(heads: Heads, places: Places) -> None:
 
     Signs of rows move into the rows, so that all gains are positive; then each plane's two gains
     get the same length in queries and keys. Turning a plane by a right angle exchanges its gains:
-    the one with the larger product comes first; half a turn that is left is fixed by a sign. Where
-    both products agree the plane can be turned by any angle, group by group; its phase is then
-    fixed as for planes without norms.
+    the one with the larger product comes first; the half turn that is left in each group is fixed
+    by a sign. Where both products agree the plane can be turned by any angle, group by group; its
+    phase is then fixed as for planes without norms.
     """
     query, key = heads.query, heads.key
     q_gain, k_gain = heads.query_gain, heads.key_gain
@@ -254,33 +254,31 @@ def order_gains(heads: Heads, places: Places) -> None:
 
 
 def _half_turns(heads: Heads, blocks: list[list[int]], places: Places) -> None:
-    """Sign of every plane (or row without position), the same for queries and keys of all heads."""
+    """Sign of every plane (or row without position) of a group, the same for queries and key."""
     query, key = heads.query, heads.key
     groups, width = key.rows.shape[0], key.rows.shape[2]
-    weights = reference(groups, width, stream=6) / np.sqrt(groups * width)
-    products = np.einsum("grd,gd->r", key.rows, weights)
-    sizes = np.sqrt((key.rows**2).mean(axis=(0, 2)))
+    products = key.rows @ (reference(width, stream=6) / np.sqrt(width))
+    sizes = np.sqrt((key.rows**2).mean(axis=2))
     tolerance = ROUNDINGS * heads.spacing
     leading = np.array([rows[0] for rows in blocks], dtype=np.int64)
+    close = np.abs(products[:, leading]) <= 2 * tolerance * sizes[:, leading]
     places.add(
         QUERY_KEY_GAIN,
         heads.attention.layer,
         f"{heads.attention.label}, signs",
-        np.flatnonzero(np.abs(products[leading]) <= 2 * tolerance * sizes[leading]).tolist(),
+        np.flatnonzero(close.any(axis=0)).tolist(),
     )
-    turning = [
-        row
-        for rows, product, size in zip(blocks, products[leading], sizes[leading], strict=True)
-        for row in rows
-        if product < -tolerance * size
-    ]
-    for part in (query, key):
-        if turning:
-            part.rows[..., turning, :] *= -1.0
-            if part.constant is not None:
-                part.constant = part.constant.copy()
-                part.constant[..., turning] *= -1.0
-            part.changed = True
+    sign = np.ones((groups, key.rows.shape[1]))
+    for rows in blocks:
+        turning = products[:, rows[0]] < -tolerance * sizes[:, rows[0]]
+        sign[np.ix_(turning, rows)] = -1.0
+    if (sign > 0).all():
+        return
+    for part, factor in ((query, sign[:, None]), (key, sign)):
+        part.rows *= factor[..., None]
+        if part.constant is not None:
+            part.constant = part.constant * factor
+        part.changed = True
 
 
 def _free_phases(heads: Heads, planes: NDArray[np.int64], places: Places) -> None:

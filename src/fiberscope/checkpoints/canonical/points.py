@@ -117,7 +117,9 @@ def point_form(
 class Folded:
     """A reader's rows and constants on normalised vectors, in the new frame.
 
-    ``changed`` says whether they differ from what is stored by more than its rounding.
+    ``changed`` says whether they differ from what is stored by more than its rounding. ``lost`` is
+    the mean taken from each row, and ``summed`` the size of what each constant is a sum of: what is
+    stored is rounded with them.
     """
 
     reader: Reader
@@ -127,6 +129,8 @@ class Folded:
     changed: bool
     spacing: float
     small_constant: Array | None = field(default=None)
+    lost: Array | None = field(default=None)
+    summed: Array | None = field(default=None)
 
     @property
     def no_constant(self) -> bool:
@@ -176,6 +180,12 @@ def fold(reader: Reader, form: PointForm, work: Workspace) -> Folded:
                 small = 8.0 * spacing * np.linalg.norm(rows * norm_bias, axis=-1)
         elif constant is None:
             constant = np.zeros(rows.shape[:-1])
+    lost = means if form.centred else None
+    summed: Array | None = None
+    if constant is not None:
+        summed = np.zeros_like(constant) if bias is None else np.abs(bias)
+        if brings:
+            summed = summed + np.abs(brought)
     carried = reader.bias is None and form.bias is not None
     if form.centred and (carried or changed):
         without_mean(rows, means, spacing, gain if scales else None)
@@ -190,7 +200,7 @@ def fold(reader: Reader, form: PointForm, work: Workspace) -> Folded:
         frame.negate(rows)
     else:
         rows = frame.turned(rows, spacing)
-    return Folded(reader, form, rows, constant, changed, spacing, small)
+    return Folded(reader, form, rows, constant, changed, spacing, small, lost, summed)
 
 
 def unfold(folded: Folded, work: Workspace) -> None:

@@ -16,8 +16,10 @@ from fiberscope.checkpoints.equality.alignment import Alignment, Progress, align
 from fiberscope.checkpoints.equality.distance import Distance, distance
 from fiberscope.checkpoints.equality.explanation import explanation
 from fiberscope.checkpoints.equality.folded import FoldedModel
+from fiberscope.checkpoints.equality.frame import Frame, Freedom, freedom
 from fiberscope.checkpoints.equality.heads import VACUOUS
 from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
+from fiberscope.checkpoints.equality.open_coordinates import open_coordinates, open_directions
 from fiberscope.checkpoints.equality.settings import differences
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic
 from fiberscope.checkpoints.equality.stored import FORMATS, StoredModel
@@ -26,12 +28,11 @@ from fiberscope.checkpoints.equality.witness import witness_of
 from fiberscope.checkpoints.forward import (
     Deviation,
     deviation,
-    deviation_of,
     output_width,
     outputs,
     probe_inputs,
 )
-from fiberscope.checkpoints.ledger import ledger
+from fiberscope.checkpoints.ledger import Ledger, ledger
 from fiberscope.checkpoints.moves.witness import Witness
 from fiberscope.checkpoints.processes import results
 from fiberscope.checkpoints.threads import limited
@@ -44,6 +45,8 @@ FORKED = 20_000_000
 """Parameters from which several processes pay."""
 CLEARLY = 1000.0
 """Roundings (rms) beyond which the direction of comparison cannot matter."""
+CONCLUSIVE = 1e-4
+"""Relative difference of a table that no fitted frame causes, however little determines it."""
 _PREFERRED = (Outcome.SAME, Outcome.UNDECIDED, Outcome.DIFFERENT)
 DRAWS = 4
 """Draws of the storage rounding with which a witness's arrival is judged."""
@@ -212,6 +215,9 @@ def compare_models(
     remarks: tuple[str, ...] = ()
     if want_witness or first.architecture.parameters <= LARGEST_WITNESS:
         witness, failed, remarks = _witness(one, other, found)
+        backwards = _backwards(one, other) if witness is not None and len(remarks) > 1 else None
+        if backwards is not None:
+            witness, failed, remarks = backwards
         if witness is not None and turned:
             witness = witness.inverse()
         if failed:
@@ -224,8 +230,36 @@ def _aligned(
 ) -> tuple[Alignment, Outcome, str, str]:
     """Align the first to the second, and decide."""
     acting = ledger(first.architecture, first.wiring.observable)
-    found = align(FoldedModel(first), FoldedModel(second), acting, progress, processes)
-    return (found, *_decide(found))
+    folded = FoldedModel(first), FoldedModel(second)
+    found = align(*folded, acting, progress, processes)
+    tables = {part.label for part in (*folded[1].tables, *folded[1].kept)}
+    outcome, reason, name = _decide(found, tables)
+    if outcome is Outcome.DIFFERENT and name not in tables and _renames(found.frame, acting):
+        # Tables that differ do so under every renaming; what comes later may be its fault.
+        open_ = _open(folded, found.frame)
+        if open_:
+            return found, Outcome.UNDECIDED, _undetermined(open_, found.frame), ""
+    return found, outcome, reason, name
+
+
+def _open(models: tuple[FoldedModel, FoldedModel], frame: Frame) -> int:
+    """Coordinates, or directions inside blocks, that the tables of either model leave open."""
+    if not frame.blocks:
+        return max(open_coordinates(model) for model in models)
+    columns = [columns for _, columns in frame.blocks]
+    return open_directions(models[0], columns)
+
+
+def _renames(frame: Frame, acting: Ledger) -> bool:
+    return freedom(acting)[0] is Freedom.COORDINATES and not frame.undetermined
+
+
+def _undetermined(count: int, frame: Frame) -> str:
+    return (
+        "the frame of the residual stream is not determined: the tables leave "
+        f"{count} of {len(frame.matrix)} directions open, and with the frame tried the models "
+        "differ"
+    )
 
 
 def _distance(first: StoredModel, second: StoredModel, found: Alignment) -> Distance | None:
@@ -241,22 +275,21 @@ def _explanation(first: StoredModel, second: StoredModel, straight: bool, found:
     return explanation(first, second, found, acting)
 
 
-def _decide(found: Alignment) -> tuple[Outcome, str, str]:
-    """Verdict, reason, and the first difference."""
+def _decide(found: Alignment, tables: set[str]) -> tuple[Outcome, str, str]:
+    """Verdict, reason, and the first difference.
+
+    ``tables`` names the tensors that determine the frame: where they differ, by more than a frame
+    fitted to nearly empty directions could cause, they do so in every frame.
+    """
     differing = [part for part in found.statistics if part.is_different]
     open_ = [part for part in found.statistics if not part.is_same and not part.is_different]
     if found.mismatches or differing:
-        if found.frame.undetermined:
-            return (
-                Outcome.UNDECIDED,
-                f"the frame of the residual stream is not determined: the tables leave "
-                f"{found.frame.undetermined} of {len(found.frame.matrix)} directions open, and "
-                "with the frame tried the models differ",
-                "",
-            )
+        apart = [p for p in differing if p.name in tables and p.relative > CONCLUSIVE]
+        if found.frame.undetermined and not apart:
+            return Outcome.UNDECIDED, _undetermined(found.frame.undetermined, found.frame), ""
         if not differing or (found.mismatches and not differing):
             return Outcome.DIFFERENT, found.mismatches[0], found.mismatches[0].split(":")[0]
-        part = differing[0]
+        part = apart[0] if found.frame.undetermined else differing[0]
         return (
             Outcome.DIFFERENT,
             f"{part.name} differs by {part.rms:.3g} roundings (root mean square; "
@@ -323,6 +356,31 @@ def _witness(
     return witness, failed, left + remarks
 
 
+def _backwards(
+    first: StoredModel, second: StoredModel
+) -> tuple[Witness, str, tuple[str, ...]] | None:
+    """The inverse of a witness from the second model to the first, where that one does it all.
+
+    Equal heads or neurons can be merged by moves that need them to be equal, and only the inverse
+    of such a move splits one into several.
+    """
+    found, outcome, _, _ = _aligned(second, first, None)
+    if outcome is not Outcome.SAME:
+        return None
+    witness, failed, remarks = _witness(second, first, found)
+    if witness is None or failed or len(remarks) != 1:
+        return None
+    try:
+        inverse = witness.inverse()
+        start = {
+            name: first.tensor(name).astype(np.float64) for name in witness.architecture.tensors
+        }
+        inverse.apply(start)
+    except InputError:
+        return None
+    return inverse, "", (f"built from the second model to the first: {remarks[0]}",)
+
+
 def check(
     witness: Witness,
     found: Alignment,
@@ -336,17 +394,15 @@ def check(
     observable = first.wiring.observable
     length = min(8, first.architecture.longest_input or 8)
     probe = probe_inputs(first.architecture, 1, 1, length, vocabulary_rows=500)
-    kept = deviation_of(
-        first.architecture,
-        lambda view: view.read(a),
-        lambda view: view.read(moved),
-        probe,
-        observable,
-    )
+    before = outputs(first.architecture, lambda view: view.read(a), probe, observable)
+    after = outputs(first.architecture, lambda view: view.read(moved), probe, observable)
+    kept = deviation(after, before, output_width(first.architecture, probe, observable))
     condition = max((step.condition for step in witness.describe()), default=1.0)
-    # Outputs that do not vary have no size to compare with.
-    change = kept.relative if kept.scale > 0 else kept.largest
-    if not change <= 1e-10 * max(1.0, condition):
+    # Outputs that hardly vary are known to the rounding of their own size only.
+    size = float(np.sqrt(np.square(before).mean())) if before.size else 0.0
+    change = kept.largest / max(kept.scale, size) if kept.largest else 0.0
+    allowed = max(1e-10 * kept.scale, 1e-13 * size) * max(1.0, condition)
+    if not kept.largest <= allowed:
         return (
             "the witness, re-applied, changes the outputs of the first model by "
             f"{change:.1e} of their size, so it is not trusted",
@@ -395,7 +451,9 @@ def _missed(
     architecture, observable = first.architecture, first.wiring.observable
     for _ in range(DRAWS):
         other, _ = witness_of(found, architecture, observable, a, shaken(second, b))
-        for result in (witness.apply(shaken(first, a)), other.apply(a)):
+        # Shaken numbers that a step takes as equal or zero need not be so: no premise is checked.
+        again = witness.apply(shaken(first, a), tolerance=np.inf)
+        for result in (again, other.apply(a, tolerance=np.inf)):
             for name in a:
                 spread[name] = spread[name] + np.square(result[name] - moved[name]) / DRAWS
     missed = []

@@ -22,6 +22,7 @@ from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention, FoldedMlp
 from fiberscope.checkpoints.equality.heads import blocks, carried
 from fiberscope.checkpoints.equality.neurons import carried_mlp, chosen
+from fiberscope.checkpoints.equality.normalised_heads import turned_to, with_positive_gains
 from fiberscope.checkpoints.equality.silence import reordered, silenced, with_constant
 
 Array = NDArray[np.float64]
@@ -126,7 +127,7 @@ def _attention(a: FoldedAttention, b: FoldedAttention) -> Iterator[_Term]:
         if (one is None) != (other is None):
             return
     if b.query_gain is not None:
-        yield _Term([a.query.value, a.key.value], [b.query.value, b.key.value], None)
+        yield from _normalised(a, b)
     else:
         pairs = [
             (_grouped(f.query, f.query_constant), _rows(f.key, f.key_constant)) for f in (a, b)
@@ -137,7 +138,9 @@ def _attention(a: FoldedAttention, b: FoldedAttention) -> Iterator[_Term]:
                 yield _Term(parts[0], parts[1], "orthogonal")
                 continue
             if first.shape[1] != 1:
-                continue  # several planes of one frequency
+                sides = [_of_one_frequency(*pair, first, second) for pair in pairs]
+                yield _Term(sides[0], sides[1], "orthogonal")
+                continue
             rows = first[:, 0], second[:, 0]
             sides = []
             for pair in pairs:
@@ -151,6 +154,39 @@ def _attention(a: FoldedAttention, b: FoldedAttention) -> Iterator[_Term]:
         for f in (a, b)
     ]
     yield _Term(parts[0], parts[1], "orthogonal")
+
+
+def _normalised(a: FoldedAttention, b: FoldedAttention) -> Iterator[_Term]:
+    """Queries and keys behind norms of their own: rows after signs and turns, gains even."""
+    a, b = with_positive_gains(a), with_positive_gains(b)
+    a, _ = turned_to(a, b)
+    yield _Term([a.query.value, a.key.value], [b.query.value, b.key.value], None)
+    gains = []
+    for f in (a, b):
+        assert f.query_gain is not None and f.key_gain is not None
+        gains.append(np.sqrt(f.query_gain.value * f.key_gain.value))
+    yield _Term([gains[0]], [gains[1]], None)
+
+
+def _of_one_frequency(
+    query: Array, key: Array, first: NDArray[np.int64], second: NDArray[np.int64]
+) -> list[NDArray[Any]]:
+    """Balanced complex rows of planes that share a frequency, one batch entry a group and block."""
+    size = first.shape[1]
+    q, k = (part[:, first] + 1j * part[:, second] for part in (query, key))
+    return _balanced_complex(q.reshape(-1, size, q.shape[-1]), k.reshape(-1, size, k.shape[-1]))
+
+
+def _balanced_complex(first: NDArray[Any], second: NDArray[Any]) -> list[NDArray[Any]]:
+    """Factors of minimal norm with the product ``first^H second``; a unitary map is left free."""
+    left, upper_left = np.linalg.qr(np.conj(first).swapaxes(-1, -2))
+    right, upper_right = np.linalg.qr(np.conj(second).swapaxes(-1, -2))
+    x, s, y = np.linalg.svd(upper_left @ np.conj(upper_right).swapaxes(-1, -2), full_matrices=False)
+    half = np.sqrt(s)[..., None]
+    return [
+        half * np.conj(left @ x).swapaxes(-1, -2),
+        half * (y @ np.conj(right).swapaxes(-1, -2)),
+    ]
 
 
 def _grouped(query: object, constant: object) -> Array:

@@ -198,6 +198,8 @@ def _some_rows(pairs: Pairs, limit: int) -> tuple[Array, Array]:
 def _renamed_exactly(pairs: Pairs, signed: bool) -> Array | None:
     """Columns that agree exactly up to order and sign: cheap, and free of rounding."""
     x, y = _some_rows([pairs[0]], 64)
+    if not y.any(axis=0).all():
+        return None  # a column that is zero here shows neither its place nor its sign
     if np.array_equal(x, y):
         return np.eye(x.shape[1])
     a, b = (v.rows.part(np.s_[:64]).value for v in pairs[0])

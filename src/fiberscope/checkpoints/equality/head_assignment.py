@@ -60,7 +60,9 @@ def _sketches(f: FoldedAttention, quick: bool) -> list[Noisy]:
         if rotary is not None:
             planes = np.array(rotary.planes)
             sign = np.where(np.array(rotary.frequencies) < 0, -1.0, 1.0)[:, None]
-            weight = rng.standard_normal(len(planes))[:, None]
+            # One weight a frequency: planes that share one can be mixed with each other.
+            _, number = np.unique(np.abs(rotary.frequencies), return_inverse=True)
+            weight = rng.standard_normal(len(planes))[number][:, None]
             q = [query.part(np.s_[:, :, planes[:, i]]) for i in range(2)]
             k = [key.part(np.s_[:, :, planes[:, i]]) for i in range(2)]
             q = [q[0].scaled(weight), q[1].scaled(weight * sign)]

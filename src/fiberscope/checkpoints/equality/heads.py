@@ -20,7 +20,14 @@ from fiberscope.checkpoints.equality.factors import (
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.head_assignment import assign_heads
-from fiberscope.checkpoints.equality.mixed_heads import Alike, MixedHeads, compare_wholes
+from fiberscope.checkpoints.equality.mixed_heads import (
+    Alike,
+    MixedHeads,
+    added_up,
+    compare_wholes,
+    has_equal_groups,
+    speaking,
+)
 from fiberscope.checkpoints.equality.noisy import Array, Noisy
 from fiberscope.checkpoints.equality.normalised_heads import (
     turned_to,
@@ -68,6 +75,10 @@ class HeadMatch:
         There, what turns its queries and keys, once all gains are positive: ``(G, r, r)``.
     mixed
         Sets of heads that agree as wholes only.
+    merged
+        Sets of heads with one query of which the second model has fewer (group and heads there).
+    is_split
+        Whether the second model has several where the first has fewer.
     statistics
         One per circuit.
     uncertainty
@@ -85,6 +96,8 @@ class HeadMatch:
     reason: str = ""
     turn: Array | None = None
     mixed: list[MixedHeads] = field(default_factory=list)
+    merged: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    is_split: bool = False
 
 
 def carried(folded: FoldedAttention, frame: Frame) -> FoldedAttention:
@@ -105,23 +118,18 @@ def carried(folded: FoldedAttention, frame: Frame) -> FoldedAttention:
 
 def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> HeadMatch:
     """Match the heads of one layer (``a`` already in the frame of ``b``) and measure the rest."""
-    quick = all(
+    plain = b.query_gain is None and a.query.shape[:2] == b.query.shape[:2]
+    quick = plain and all(
         isinstance(x, Stack) and x.rows.glance is not None
         for f in (a, b)
         for x in (f.query, f.key, f.value, f.output)
     )
     if quick:
-        found = _matched(a, b, rotated, quick=True)
+        # No head is silent, and a few columns usually tell which is which.
+        found = _compared(a, b, rotated, quick=True)
         if all(part.is_same for part in found.statistics):
             return found
-    return _matched(a, b, rotated, quick=False)
-
-
-def _matched(a: FoldedAttention, b: FoldedAttention, rotated: bool, *, quick: bool) -> HeadMatch:
-    """:func:`match_heads`; ``quick`` if a few columns tell that no head is silent."""
     label = b.attention.label
-    if quick:
-        return _compared(a, b, rotated, quick)
     if hides_silence(a, b):
         none = np.zeros(0, dtype=np.int64)
         reason = f"{label}: the storage rounding hides whether some heads are silent"
@@ -139,10 +147,26 @@ def _matched(a: FoldedAttention, b: FoldedAttention, rotated: bool, *, quick: bo
         return HeadMatch(
             label, np.zeros(0, np.int64), np.zeros((0, 0), np.int64), None, np.zeros(0)
         )
-    return _compared(a, b, rotated, quick)
+    merged = None
+    if (speaking(a) != speaking(b)).any():
+        (a, merged), (b, split) = (added_up(f, _alike(rotated)) for f in (a, b))
+        a, b = silenced(a), silenced(b)
+        if (speaking(a) != speaking(b)).any() and any(
+            has_equal_groups(f, _alike(rotated)) for f in (a, b)
+        ):
+            none = np.zeros(0, dtype=np.int64)
+            reason = f"{label}: groups that attend alike may have been merged into fewer"
+            return HeadMatch(label, none, none, None, np.zeros(0), reason=reason)
+    found = _compared(a, b, rotated)
+    if merged is not None:
+        found.merged = _renumbered(merged, found.groups, found.heads)
+        found.is_split = any(split.values())
+    return found
 
 
-def _compared(a: FoldedAttention, b: FoldedAttention, rotated: bool, quick: bool) -> HeadMatch:
+def _compared(
+    a: FoldedAttention, b: FoldedAttention, rotated: bool, *, quick: bool = False
+) -> HeadMatch:
     """Assign the heads, fit their bases, and measure."""
     label = b.attention.label
     groups, heads = assign_heads(a, b, quick=quick)
@@ -337,6 +361,20 @@ def _alike(rotated: bool) -> Alike:
     return alike
 
 
+def _renumbered(
+    merged: dict[int, tuple[tuple[int, ...], ...]],
+    groups: NDArray[np.int64],
+    heads: NDArray[np.int64],
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Sets of heads of the first model, by their places in the second."""
+    result = []
+    for place, group in enumerate(groups.tolist()):
+        position = np.argsort(heads[place])
+        for members in merged[group]:
+            result.append((place, tuple(position[list(members)].tolist())))
+    return result
+
+
 def _trial(label: str) -> HeadMatch:
     none = np.zeros(0, dtype=np.int64)
     return HeadMatch(label, none, none, None, np.zeros(0))
@@ -498,4 +536,10 @@ def _gain_products(f: FoldedAttention) -> Noisy:
         pairs += [(i, j) for i in plane for j in plane]
     rows = np.array(pairs)
     left, right = f.query_gain.part(rows[:, 0]), f.key_gain.part(rows[:, 1])
-    return left.times(right)
+    # A product that multiplies nothing but zeros can be anything.
+    queries = with_constant(f.query, f.query_constant).value
+    asked = np.asarray(queries.any(axis=(0, 1, 3)))
+    offered = np.asarray(with_constant(f.key, f.key_constant).value.any(axis=(0, 2)))
+    seen = asked[rows[:, 0]] & offered[rows[:, 1]]
+    product = left.times(right)
+    return Noisy(np.where(seen, product.value, 0.0), np.where(seen, product.variance, 0.0))

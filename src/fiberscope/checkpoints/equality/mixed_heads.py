@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
 from fiberscope.checkpoints.equality.noisy import Array, Noisy
 from fiberscope.checkpoints.equality.silence import reordered
+from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.equality.statistic import Statistic
 
 Alike = Callable[[FoldedAttention, FoldedAttention], Array | None]
@@ -106,6 +107,37 @@ def compare_wholes(
         sums = tuple(shared[group] for group in members)
         found.append(MixedHeads(tuple(members), heads, scores, sums, matrix[0]))
     return found, result
+
+
+def added_up(
+    f: FoldedAttention, alike: Alike
+) -> tuple[FoldedAttention, dict[int, tuple[tuple[int, ...], ...]]]:
+    """Heads of one group with one query as one head, and the sets of them by group.
+
+    For models with different numbers of heads that add something: equal ones may have been merged.
+    """
+    readings = _readings(f)
+    inside = f.query.shape[1]
+    shared = {}
+    for group in range(f.query.shape[0]):
+        classes = _classes(f, group, inside, readings, alike)
+        shared[group] = tuple(members for members in classes if len(members) > 1)
+    return _summed(f, shared), shared
+
+
+def has_equal_groups(f: FoldedAttention, alike: Alike) -> bool:
+    """Whether two groups that add something attend alike."""
+    live = np.flatnonzero(f.output.value.any(axis=(1, 2, 3))).tolist()
+    return bool(_sets(f, live, _readings(f), alike))
+
+
+def speaking(f: FoldedAttention) -> NDArray[np.int64]:
+    """How many heads add something, and how many groups."""
+    if isinstance(f.output, Stack) and f.output.speaks.all():
+        count, inside = f.output.lead[:2]
+        return np.array([count * inside, count])
+    heads = np.asarray(f.output.value.any(axis=(2, 3)))
+    return np.array([heads.sum(), heads.any(axis=1).sum()])
 
 
 def _circuit(name: str) -> str:

@@ -99,8 +99,8 @@ class Rows:
     def glance(self) -> Noisy | None:
         """A few columns, ``(n, SKETCH)``, if they tell that no row is zero up to rounding.
 
-        Behind a centring they are taken relative to their own mean, which centring leaves alone. Their
-        squares, so centred, add up to less than those of the whole row.
+        Behind a centring they are taken relative to their own mean, which centring leaves alone.
+        Their squares, so centred, add up to less than those of the whole row.
         """
         if self.mean is not None or self.shifts or self.offset or not len(self.stored):
             return None

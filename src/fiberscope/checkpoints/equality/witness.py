@@ -29,11 +29,17 @@ from fiberscope.checkpoints.equality.witness_mixed import (
     stored_basis,
     value_bases,
 )
+from fiberscope.checkpoints.equality.witness_silent import free_heads, free_neurons
 from fiberscope.checkpoints.equality.witness_steps import Steps
 from fiberscope.checkpoints.ledger.rules import discrete, heads, mlp, stream
 from fiberscope.checkpoints.ledger.rules.constants import INPUT_DIRECTION, NORM_BIAS
 from fiberscope.checkpoints.moves.catalogue import Catalogue, Key, Step
-from fiberscope.checkpoints.moves.exceptional import DEAD_COLUMNS, EQUAL_GAINS, UNSEEN_GAIN
+from fiberscope.checkpoints.moves.exceptional import (
+    DEAD_COLUMNS,
+    EQUAL_GAINS,
+    EQUAL_TURNS,
+    UNSEEN_GAIN,
+)
 from fiberscope.checkpoints.moves.witness import Witness
 from fiberscope.symmetry import Kind, ones_complement
 
@@ -73,6 +79,11 @@ def witness_of(
             steps.take_if_finite(keys[id(item)], element)
         else:
             steps.take(keys[id(item)], element)
+    for attention in catalogue.wiring.attentions:
+        free_heads(steps, attention)
+    for block in catalogue.wiring.mlps:
+        if (neurons := alignment.neurons.get(block.label)) is not None:
+            free_neurons(steps, block, np.flatnonzero(neurons.order < 0))
     return steps.witness(architecture, observable), tuple(steps.notes)
 
 
@@ -85,7 +96,7 @@ def _zero_gains(catalogue: Catalogue, first: Mapping[str, Array]) -> Iterator[St
         if gain is None or not point.only_linear:
             continue
         features = np.flatnonzero(gain.read(first) == 0)
-        if len(features) in (0, point.width):
+        if not len(features):
             continue
         place = (point.layer, point.norm.label)
         if bias is not None and np.any(dropped := bias.read(first)[features]):
@@ -176,10 +187,14 @@ def _turns(steps: Steps, attention: Attention, turn: Array) -> None:
         # What is left after a quarter turn: turn = rest @ [[0, -1], [1, 0]].
         rest[:, x, x], rest[:, y, y] = turn[:, y, x], turn[:, y, x]
         rest[:, y, x], rest[:, x, y] = -turn[:, x, x], turn[:, x, x]
-    if np.abs(np.abs(np.einsum("grr->gr", rest)) - 1).max(initial=0.0) > 1e-9:
-        steps.notes.append(
-            f"{attention.label}: planes with equal gains are turned, which no mechanism lists"
-        )
+    angled = np.flatnonzero((np.abs(rest[:, second, first]) > 1e-12).any(axis=0))
+    if angled.size:
+        turned = np.broadcast_to(np.eye(attention.key_width), rest.shape).copy()
+        for x, y in planes[angled]:
+            pair = np.array([x, y])
+            turned[:, pair[:, None], pair] = rest[:, pair[:, None], pair]
+            rest[:, pair[:, None], pair] = np.eye(2)
+        steps.take(Key(EQUAL_TURNS, *place), turned, {"planes": angled})
     signs = half_turns(attention, rest)
     if steps.has(Key(discrete.HALF_TURNS, *place)):
         _take(steps, {discrete.HALF_TURNS: signs}, *place)

@@ -93,6 +93,12 @@ def mix_heads(steps: Steps, attention: Attention, found: HeadMatch) -> None:
     Queries, keys and values are in the second model's bases already, those of several mixed groups
     excepted.
     """
+    for group, members in found.merged:
+        _shift_outputs(steps, attention, group, members)
+    if found.is_split:
+        steps.notes.append(
+            f"{attention.label}: a head has become several by no move that witnesses know"
+        )
     for mixed in found.mixed:
         if len(mixed.groups) > 1:
             _mix_groups(steps, attention, found, mixed)
@@ -186,7 +192,7 @@ def mixed_places(found: NeuronMatch, order: NDArray[np.int64]) -> list[NDArray[n
 def scale_to_first(
     steps: Steps, block: Mlp, sets: Sequence[NDArray[np.int64]]
 ) -> tuple[Array, Array]:
-    """Factors to the scale of the second model's first argument of a set, and from there to its own."""
+    """Factors of a set's arguments to the second model's first one, and from there to its own."""
     there, back = np.ones(block.neurons), np.ones(block.neurons)
     if block.activation is Activation.GENERIC:
         return there, back

@@ -31,6 +31,8 @@ _ALIKE = 0.05
 _ROUNDINGS = 100.0
 """Squares, in units of the rounding variance, below which a factor counts as zero."""
 _SKETCHES = 16
+_FLUSHED = 2.0**-20
+"""Numbers of which a copy in float16, whose smallest is 2^-24, may keep next to nothing."""
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
@@ -48,12 +50,13 @@ class Gathered:
 class Selection:
     """What is decided once, at the stored weights, and kept when they are perturbed.
 
-    ``alive`` maps an attention's label to the heads that count; ``skipped`` holds the blocks whose
-    numbers are left out.
+    ``alive`` maps an attention's label to the heads that count; ``skipped`` and ``hidden`` hold the
+    blocks whose numbers are left out.
     """
 
     alive: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
+    hidden: set[str] = field(default_factory=set)
 
 
 def spread(count: int, wanted: int) -> list[int]:
@@ -199,10 +202,15 @@ def _of_attention(
 ) -> None:
     a = f.attention
     if decide:
-        alive = _alive_heads(f)
+        alive, hidden = _alive_heads(f)
         selection.alive[a.label] = alive
+        if hidden:
+            selection.hidden.add(a.label)
         if _alike(_head_sketches(f), alive.reshape(-1)):
             selection.skipped.add(a.label)
+    if a.label in selection.hidden:
+        gathered.left_out.append(f"{a.label}: rounding hides whether a head adds anything")
+        return
     if a.label in selection.skipped:
         gathered.left_out.append(f"{a.label}: heads that attend (almost) alike")
         return
@@ -269,14 +277,23 @@ def _value_output_sizes(f: FoldedAttention) -> tuple[Array, Array]:
     return np.sqrt(np.square(singular).sum(axis=-1)), singular[..., 0]
 
 
-def _alive_heads(f: FoldedAttention) -> NDArray[np.bool_]:
-    """Heads with values and outputs that are not zero up to rounding, shape ``(G, m)``."""
+def _alive_heads(f: FoldedAttention) -> tuple[NDArray[np.bool_], bool]:
+    """Heads with values and outputs that are not zero up to rounding, shape ``(G, m)``.
+
+    And whether that is in doubt: numbers that are not zero, but no larger than their rounding, can
+    be what is left of a zero or of a head; tiny ones may be zero in another file.
+    """
+    doubts = []
 
     def nonzero(array: Noisy, axes: tuple[int, ...]) -> NDArray[np.bool_]:
         size = np.square(array.value).sum(axis=axes)
-        return np.asarray(size > _ROUNDINGS * array.variance.sum(axis=axes))
+        live = np.asarray(size > _ROUNDINGS * array.variance.sum(axis=axes))
+        flushed = np.abs(array.value).max(axis=axes) < _FLUSHED
+        doubts.append(bool(((size > 0) & (~live | flushed)).any()))
+        return live
 
-    return nonzero(f.output, (2, 3)) & nonzero(f.value, (1, 2))[:, None]
+    alive = nonzero(f.output, (2, 3)) & nonzero(f.value, (1, 2))[:, None]
+    return alive, any(doubts)
 
 
 def _head_sketches(f: FoldedAttention) -> Array:

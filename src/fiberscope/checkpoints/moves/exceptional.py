@@ -35,6 +35,9 @@ HEAD_SHIFT = "shift between outputs of equal heads"
 GROUP_MIXING = "mixing of equal key/value groups"
 DEAD_COLUMNS = "reader columns behind a zero gain"
 UNSEEN_GAIN = "gain that no reader sees"
+SILENT_NEURONS = "free factors of neurons that add nothing"
+SILENT_HEADS = "free factors of heads that add nothing"
+EQUAL_TURNS = "turns of normalised planes with equal gains"
 
 MECHANISMS = (
     EQUAL_GAINS,
@@ -44,6 +47,9 @@ MECHANISMS = (
     GROUP_MIXING,
     DEAD_COLUMNS,
     UNSEEN_GAIN,
+    SILENT_NEURONS,
+    SILENT_HEADS,
+    EQUAL_TURNS,
 )
 
 Arrays = dict[str, NDArray[Any]]
@@ -137,6 +143,8 @@ def build(mechanism: str, layer: int | None, where: str, data: Data, wiring: Wir
     InputError
         If the place does not exist in the architecture, or an index is out of range.
     """
+    from fiberscope.checkpoints.moves import silent
+
     builders: dict[str, Callable[[], Exceptional]] = {
         EQUAL_GAINS: lambda: equal_gains(wiring, data["blocks"]),
         NEURON_MIXING: lambda: neuron_mixing(_mlp(wiring, layer, where), data["neurons"]),
@@ -147,6 +155,20 @@ def build(mechanism: str, layer: int | None, where: str, data: Data, wiring: Wir
         GROUP_MIXING: lambda: group_mixing(_attention(wiring, layer, where), data["groups"]),
         DEAD_COLUMNS: lambda: dead_columns(_point(wiring, layer, where), data["features"]),
         UNSEEN_GAIN: lambda: unseen_gain(_point(wiring, layer, where), data["features"]),
+        SILENT_NEURONS: lambda: silent.silent_neurons(
+            _mlp(wiring, layer, where),
+            data["neurons"],
+            silent.NEURON_FACTORS[int(data["zero"])],
+            wiring,
+        ),
+        SILENT_HEADS: lambda: silent.silent_heads(
+            _attention(wiring, layer, where),
+            int(data["group"]),
+            int(data["head"]),
+            silent.HEAD_FACTORS[int(data["zero"])],
+            wiring,
+        ),
+        EQUAL_TURNS: lambda: silent.equal_turns(_attention(wiring, layer, where), data["planes"]),
     }
     place = f"{mechanism} ({where})"
     try:

@@ -89,10 +89,11 @@ class _Run:
         self.session, self.rng, self.shorter = session, rng, shorter
         self.width = session.width
         self.purpose = Purpose.RECOVERY
+        self.promised = True
 
     def recover(self, bound: int | None) -> Estimate:
         trouble = ""
-        bits = 0
+        bits, self.promised = 0, bound is not None
         for draw in range(1, DRAW_LIMIT + 1):
             design = BallDesign.draw(self.width, self.rng)
             if bound is None:
@@ -209,7 +210,12 @@ class _Run:
                 f"{bound} heads, none too weak to show at this precision",
             )
         name = SHORTER if shorter else PUBLISHED
-        notes = (f"probes were drawn {draw} times",) if draw > 1 else ()
+        notes: tuple[str, ...] = (f"probes were drawn {draw} times",) if draw > 1 else ()
+        if not self.promised:
+            notes += (
+                f"nobody promised a number of heads: {bound} show at one probe that has room for "
+                "more, and fresh sequences agree; heads too weak for its precision would not show",
+            )
         return Estimate(heads, precision, name, notes)
 
     def check(self, answer: Estimate, bits: int) -> None:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.errors import InputError
 from fiberscope.queries.heads import AttentionHeads
 from fiberscope.queries.many_heads.circle import STEPS, Circle
 from fiberscope.queries.many_heads.directions import complete_directions
+from fiberscope.queries.many_heads.mirror_pair import NoPairError, with_mirror_pair
 from fiberscope.queries.many_heads.mirrors import SignedHeads, signed_heads
 from fiberscope.queries.many_heads.pairs import NotFiniteError, PairProbe
 from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
+from fiberscope.queries.many_heads.scalar_heads import MOST, NoScalarHeadsError, scalar_heads
 from fiberscope.queries.many_heads.steps import Fit, Steps
 from fiberscope.queries.many_heads.sweep import (
     EXPLAINED,
@@ -88,11 +89,10 @@ def recover_heads_in_floats(
     RecoveryRefusedError
         With the reason. An answer that fails fresh queries is never returned.
     """
-    if session.width < 2:
-        raise InputError("a circle of tokens needs width 2: use the one-head method at width 1")
     noise = noise or NoiseLevel(session.arithmetic.unit)
     limit = min(STEPS, heads or STEPS, heads_at_most or STEPS)
-    return HeadSearch(session, noise, rng, limit, precision == "full").run()
+    search = HeadSearch(session, noise, rng, limit, precision == "full")
+    return search.run() if session.width > 1 else search.scalar()
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,10 @@ class HeadSearch:
         length = self.saturating_length()
         if length is None:
             return self.without_steps()
-        steepness = next(factor for most, factor in STEEPNESS if self.noise.unit <= most)
+        # Absolute errors, relative to an answer to unit tokens, count as well.
+        gain = float(np.linalg.norm(self.probe.total))
+        relative = self.noise.unit + (self.noise.absolute / gain if gain > 0 else 0.0)
+        steepness = next(factor for most, factor in STEEPNESS if relative <= most)
         failure: SearchFailure | None = None
         for attempt in range(ATTEMPTS):
             try:
@@ -198,8 +201,18 @@ class HeadSearch:
         d = self.session.width
         none = Bilinear(np.zeros((0, d, d)), np.zeros((0, d)), np.zeros(0), np.zeros(0), 0.0)
         try:
-            found = signed_heads(self.probe, none, 1.0, self.rng)
-            return self.checked(found, "no scores seen")
+            return self.confirmed(none, 1.0, "no scores seen")
+        except SearchFailure as failure:
+            raise RecoveryRefusedError(failure.kind, failure.detail) from None
+
+    def scalar(self) -> Estimate:
+        """Width one."""
+        try:
+            return self.checked(scalar_heads(self.probe, self.limit), "")
+        except NoScalarHeadsError:
+            raise RecoveryRefusedError(
+                Reason.NO_CIRCLE, f"Width one: no {min(self.limit + 1, MOST)} heads or fewer fit."
+            ) from None
         except SearchFailure as failure:
             raise RecoveryRefusedError(failure.kind, failure.detail) from None
 
@@ -209,8 +222,24 @@ class HeadSearch:
         self.probe.purpose = Purpose.RETRIES if self.swept else Purpose.RECOVERY
         self.swept = True
         known, size = self.measured(z, steps)
+        return self.confirmed(known, size, f"search {attempt + 1}" if attempt else "")
+
+    def confirmed(self, known: Bilinear, size: float, note: str) -> Estimate:
+        """The answer that fresh queries confirm; a mirrored pair with equal values comes last."""
         found = signed_heads(self.probe, known, size, self.rng)
-        return self.checked(found, f"search {attempt + 1}" if attempt else "")
+        try:
+            return self.checked(found, note)
+        except SearchFailure as failure:
+            if failure.kind is not Reason.CHECK_FAILED:
+                raise
+            purpose, self.probe.purpose = self.probe.purpose, Purpose.RETRIES
+            try:
+                paired = with_mirror_pair(self.probe, known, size, self.rng)
+            except (NoPairError, NotFiniteError):
+                raise failure from None
+            finally:
+                self.probe.purpose = purpose
+            return self.checked(paired, "")
 
     def measured(self, z: Floats, steps: Steps) -> tuple[Bilinear, float]:
         """All heads up to sign from the steps for one direction, and a good size of directions."""
@@ -301,7 +330,8 @@ class HeadSearch:
         """Fresh sequences: deviations within the noise and the precision stated for each head."""
         d = self.session.width
         norms = np.linalg.norm(heads.W, axis=(1, 2))
-        unit = float(np.sqrt(np.sqrt(d) / max(np.median(norms), 1e-300))) if heads.count else 1.0
+        moving = norms[norms > 0]
+        unit = float(np.sqrt(np.sqrt(d) / np.median(moving))) if len(moving) else 1.0
         for scale in (0.5, 1.0, 2.0):
             for length in (1, 2, 5, 19):
                 tokens = self.rng.normal(size=(6, length, d)) / np.sqrt(d) * unit * scale

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
 from fiberscope.queries.many_heads.circle import STEPS, Circle
-from fiberscope.queries.many_heads.directions import moves_off
+from fiberscope.queries.many_heads.directions import complete_directions, moves_off
 from fiberscope.queries.many_heads.floats import HeadSearch
 from fiberscope.queries.many_heads.low_rank_design import separated_points
 from fiberscope.queries.many_heads.low_rank_fit import FramedFit, FramedProblem
@@ -49,6 +49,8 @@ CHANGE = 0.25
 """Typical change of the scores at all points by a move."""
 MOVES = (1.0, 0.3, 0.1, 0.025)
 """Times the length of a move that makes this change: the next where one is not explained."""
+_DENSE = 500
+"""Unknowns up to which the first steps are fitted together at once: parallel ones need it."""
 _CLEAR = 6.0
 """A singular value counts if it is larger than this times what errors explain."""
 
@@ -122,7 +124,9 @@ class LowRankSearch(HeadSearch):
         self.notes: tuple[str, ...] = ()
 
     def completed(self, circle: Circle, flat: Fit) -> Steps | None:
-        """Steps in all coordinates; whether they explain anything shows at the first sweep."""
+        """Steps in all coordinates; what they explain shows where the first sweep starts."""
+        if flat.steps.count * len(circle.z) <= _DENSE:
+            return complete_directions(self.probe, circle, flat).steps
         return moves_off(self.probe, circle, flat)[0]
 
     def measured(self, z: Floats, steps: Steps) -> tuple[Bilinear, float]:

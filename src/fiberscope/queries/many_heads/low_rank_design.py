@@ -12,13 +12,14 @@ Floats = NDArray[np.float64]
 REACH = 3.0
 """Size of sideways moves: each coordinate that is asked for changes scores by this over ``|m_h|``
 times its own change."""
-AWAY = 8.0
+AWAY = 18.0
 """Least score that the other heads should have, beyond what sideways moves do to them."""
 EXTRA = 3
 """Points of every head beyond its share."""
 _INNER, _OUTER = 1.2, 3.0
 _BEYOND = 0.5
 _PARALLEL = 0.05
+_SAME = 0.99
 
 
 def separated_points(
@@ -26,7 +27,7 @@ def separated_points(
 ) -> Floats:
     """``each k + 3`` points inside the step of every head, spread over ``k`` coordinates.
 
-    A point for head ``h`` is ``c + s + t``: ``c`` takes the scores of all other heads to ``+-8``
+    A point for head ``h`` is ``c + s + t``: ``c`` takes the scores of all other heads to ``+-18``
     or more, at random signs, as far as directions differ; ``s`` is orthogonal to ``m_h``, in rows
     of orthogonal matrices over the head's frame; ``t`` along ``m_h`` sets its own score between
     ``-1.2`` and ``1.2``, at every fourth point ``+-3``, which shows the height.
@@ -41,7 +42,7 @@ def separated_points(
         coordinates. With frames, ``s`` has a part beyond the frame too: changes that leave the
         frame show in residuals.
     each
-        Points per head and coordinate.
+        Points per head and coordinate; twice as many for heads whose directions are parallel.
     rng
         Draws signs, scores and orthogonal matrices.
 
@@ -54,14 +55,19 @@ def separated_points(
     lengths = np.linalg.norm(steps.directions, axis=1)
     unit = steps.directions / lengths[:, None]
     apart = np.linalg.pinv(unit, rcond=_PARALLEL)
+    cosines = np.abs(unit @ unit.T) - np.eye(steps.count)
+    shared = cosines.max(axis=1, initial=0.0) > _SAME
     sheets: dict[int, Floats] = {}
     points = []
     for h in range(steps.count):
         k = d if frames is None else len(frames[h])
         count = int(np.ceil(each * k)) + EXTRA
-        if k not in sheets:
+        if shared[h]:
+            # The same points show both heads: more of them, and none twice.
+            count *= 2
+        if k not in sheets or shared[h]:
             sheets[k] = _sheets(k, count, rng)
-        sides = REACH / lengths[h] * np.sqrt(k) * sheets[k]
+        sides = REACH / lengths[h] * np.sqrt(k) * sheets[k][:count]
         if frames is not None:
             sides = sides @ frames[h]
             beyond = rng.normal(size=(count, d))

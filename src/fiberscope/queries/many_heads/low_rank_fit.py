@@ -9,7 +9,6 @@ Heads that points show together share a block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,25 +68,20 @@ class FramedProblem:
         slopes = 0.25 * (1 - half**2) * base.heights
         self.owner = np.argmax(1 - half**2, axis=1)
         self.steepness = np.abs(slopes[np.arange(len(points)), self.owner])
-        self.blocks: list[tuple[list[int], Any]] = []
-        self.direction_errors = np.zeros(count)
-        self.height_errors = np.zeros(count)
-        for heads in _together(1 - half**2, count):
-            self._factor(heads, slopes, half)
+        self.blocks = [
+            (heads, self._inverse(heads, slopes)) for heads in _together(1 - half**2, count)
+        ]
+        self.direction_errors, self.height_errors = self._errors(half, slopes)
 
-    def _factor(self, heads: list[int], slopes: Floats, half: Floats) -> None:
-        """Normal equations of some heads, at the points that show them."""
+    def _inverse(self, heads: list[int], slopes: Floats) -> Floats:
+        """Inverse of the normal equations of some directions, at the points that show them."""
         from scipy.linalg import cho_factor, cho_solve
 
         weights = np.abs(slopes[:, heads])
         strong = (weights > _STRONG * weights.max(axis=0)).any(axis=1)
         parts = [slopes[strong, h : h + 1] * self.features[h][strong] for h in heads]
-        parts.append(0.5 * half[strong][:, heads])
         block = np.concatenate(parts, axis=1)
         gram = block.T @ block
-        # Heights show at every point.
-        last = np.arange(len(gram) - len(heads), len(gram))
-        gram[last, last] += 0.25 * (half[~strong][:, heads] ** 2).sum(axis=0)
         diagonal = np.diag(gram).copy()
         gram[np.diag_indices_from(gram)] += _RIDGE * np.where(diagonal > 0, diagonal, 1.0)
         try:
@@ -95,15 +89,26 @@ class FramedProblem:
         except np.linalg.LinAlgError:
             gram[np.diag_indices_from(gram)] += 1e-6 * diagonal.max() + 1e-300
             factor = cho_factor(gram, check_finite=False)
-        variances = np.diag(cho_solve(factor, np.eye(len(gram)), check_finite=False))
-        at = 0
-        for place, h in enumerate(heads):
-            size = self.ends[h + 1] - self.ends[h]
-            self.direction_errors[h] = np.sqrt(variances[at : at + size].sum())
-            # Heights of other blocks and the constant, left out here, add to this.
-            self.height_errors[h] = 2 * np.sqrt(variances[len(gram) - len(heads) + place])
-            at += size
-        self.blocks.append((heads, factor))
+        # Multiplied many times: a product is faster than two triangular solutions.
+        return np.asarray(cho_solve(factor, np.eye(len(gram)), check_finite=False))
+
+    def _errors(self, half: Floats, slopes: Floats) -> tuple[Floats, Floats]:
+        """Standard errors of directions and heights for values with unit errors."""
+        count = slopes.shape[1]
+        linear = _Linear(self, half, slopes, np.ones(len(half)))
+        inverse = linear.inverse
+        directions = np.zeros(count)
+        for heads, block in self.blocks:
+            variances = np.diag(block)
+            at = 0
+            for h in heads:
+                here = slice(self.ends[h], self.ends[h + 1])
+                width = self.ends[h + 1] - self.ends[h]
+                border = linear.solved[here]
+                more = np.einsum("ij,jk,ik->", border, inverse, border)
+                directions[h] = np.sqrt(variances[at : at + width].sum() + max(more, 0.0))
+                at += width
+        return directions, np.sqrt(np.maximum(np.diag(inverse)[:-1], 0.0))
 
     def fit(self, values: Floats, start: Steps, floor: float) -> FramedFit:
         """Least squares from a start near the solution.
@@ -189,62 +194,35 @@ class FramedProblem:
 
     def _solve(self, half: Floats, slopes: Floats, left: Floats, weights: Floats) -> Floats:
         """Linear weighted least squares by preconditioned conjugate gradients."""
-        end, count = int(self.ends[-1]), slopes.shape[1]
-        sides = np.concatenate([0.5 * half, np.ones((len(half), 1))], axis=1) * weights[:, None]
-        slopes = slopes * weights[:, None]
-        # Every head at the points that show it: what is left out slows convergence, no more.
-        least = _SEEN * np.abs(slopes).max(axis=0)
-        rows = [np.flatnonzero(np.abs(slopes[:, h]) > least[h]) for h in range(count)]
-        parts = [slopes[at, h : h + 1] * self.features[h][at] for h, at in enumerate(rows)]
-
-        def forward(x: Floats) -> Floats:
-            total = sides @ x[end:]
-            for h, at in enumerate(rows):
-                total[at] += parts[h] @ x[self.ends[h] : self.ends[h + 1]]
-            return np.asarray(total)
-
-        def backward(r: Floats) -> Floats:
-            moves = [part.T @ r[at] for part, at in zip(parts, rows, strict=True)]
-            return np.concatenate([*moves, sides.T @ r])
-
-        x = np.zeros(self.unknowns)
-        weighted = weights * left
+        linear = _Linear(self, half, slopes, weights)
         # No more digits than the next linear problem has use for.
         size = float(np.sqrt(np.mean(left**2))) / max(float(np.abs(slopes).max()), 1e-300)
         enough = float(np.clip(size, *_INNER)) ** 2
-        r = backward(weighted)
-        z = self._precondition(r)
+        x = np.zeros(self.unknowns)
+        r = linear.backward(weights * left)
+        z = linear.precondition(r)
         p, rho = z, float(r @ z)
         first = rho
         for _ in range(_INNER_ROUNDS):
             if not rho > 0:
                 break
-            moved = forward(p)
+            moved = linear.forward(p)
             alpha = rho / float(moved @ moved)
             x = x + alpha * p
-            r = r - alpha * backward(moved)
-            z = self._precondition(r)
+            r = r - alpha * linear.backward(moved)
+            z = linear.precondition(r)
             before, rho = rho, float(r @ z)
             if rho < enough * first:
                 break
             p = z + rho / before * p
         return x
 
-    def _precondition(self, r: Floats) -> Floats:
-        from scipy.linalg import cho_solve
-
-        solved, end = np.empty_like(r), int(self.ends[-1])
-        solved[-1] = r[-1] / len(self.points)
-        for heads, factor in self.blocks:
-            parts = [r[self.ends[h] : self.ends[h + 1]] for h in heads]
-            own = np.concatenate([*parts, r[end + np.array(heads)]])
-            own = cho_solve(factor, own, check_finite=False)
-            at = 0
-            for h in heads:
-                size = self.ends[h + 1] - self.ends[h]
-                solved[self.ends[h] : self.ends[h + 1]] = own[at : at + size]
-                at += size
-            solved[end + np.array(heads)] = own[at:]
+    def directions_solved(self, r: Floats) -> Floats:
+        """Inverse of the blocks of all directions, applied to rows ``(unknowns, ..)``."""
+        solved = np.empty_like(r)
+        for heads, block in self.blocks:
+            places = np.concatenate([np.arange(self.ends[h], self.ends[h + 1]) for h in heads])
+            solved[places] = block @ r[places]
         return solved
 
     def _trusted(self, scores: Floats, steps: Steps, change: Floats) -> Floats:
@@ -257,6 +235,56 @@ class FramedProblem:
         factors = 1 / np.maximum(1.0, size) ** 2
         widths = np.diff(self.ends)
         return change * np.concatenate([np.repeat(factors, widths), factors, [1.0]])
+
+
+class _Linear:
+    """The linear least squares problem of one step, and nearly its inverse.
+
+    The blocks of the directions are those of the base; heights and the constant, which show
+    everywhere, are eliminated exactly.
+    """
+
+    def __init__(
+        self, problem: FramedProblem, half: Floats, slopes: Floats, weights: Floats
+    ) -> None:
+        self.problem, self.end = problem, int(problem.ends[-1])
+        self.sides = np.concatenate([0.5 * half, np.ones((len(half), 1))], axis=1)
+        self.sides *= weights[:, None]
+        slopes = slopes * weights[:, None]
+        # Every head at the points that show it: what is left out slows convergence, no more.
+        least = _SEEN * np.abs(slopes).max(axis=0)
+        self.rows = [
+            np.flatnonzero(np.abs(column) > e) for column, e in zip(slopes.T, least, strict=True)
+        ]
+        self.parts = [
+            slopes[at, h : h + 1] * problem.features[h][at] for h, at in enumerate(self.rows)
+        ]
+        pairs = zip(self.parts, self.rows, strict=True)
+        self.border = np.concatenate([part.T @ self.sides[at] for part, at in pairs])
+        self.solved = problem.directions_solved(self.border)
+        schur = self.sides.T @ self.sides
+        least_pivot = 1e-12 * np.diag(schur).max()
+        values, vectors = np.linalg.eigh(schur - self.border.T @ self.solved)
+        self.inverse = (vectors / np.maximum(values, least_pivot)) @ vectors.T
+
+    def forward(self, x: Floats) -> Floats:
+        """Changes of values."""
+        total = self.sides @ x[self.end :]
+        ends = self.problem.ends
+        for h, at in enumerate(self.rows):
+            total[at] += self.parts[h] @ x[ends[h] : ends[h + 1]]
+        return np.asarray(total)
+
+    def backward(self, r: Floats) -> Floats:
+        """The transpose."""
+        moves = [part.T @ r[at] for part, at in zip(self.parts, self.rows, strict=True)]
+        return np.concatenate([*moves, self.sides.T @ r])
+
+    def precondition(self, r: Floats) -> Floats:
+        """Nearly the inverse of the normal equations."""
+        first = self.problem.directions_solved(r[: self.end])
+        last = self.inverse @ (r[self.end :] - self.border.T @ first)
+        return np.concatenate([first - self.solved @ last, last])
 
 
 def _values(scores: Floats, steps: Steps) -> Floats:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+ROOM = 10.0
+"""Times a bound on absolute errors that counts as the size of errors of values."""
+
 
 class NotFiniteError(Exception):
     """An answer was NaN or infinite: the probes are too large for the oracle."""
@@ -80,4 +83,5 @@ class PairProbe:
     def floor(self, z: Floats, heights: Floats, score: float) -> float:
         """Size of the errors of values for steps of these heights and scores of this size."""
         size = float(np.abs(heights).sum() + np.linalg.norm(self.total) * np.linalg.norm(z))
-        return self.noise.absolute + self.noise.unit * size * (3 + score)
+        # Fits must stay within a fifth of this; absolute errors are bounds that residuals reach.
+        return ROOM * self.noise.absolute + self.noise.unit * size * (3 + score)

@@ -81,8 +81,9 @@ def kinks_on_line(
         error = float(np.hypot(before[1], after[1]))
         size = float(np.linalg.norm(jump))
         c = base + at * drift
-        # A neuron vanishes where its hinge is.
-        if size <= 8 * error or abs(jump @ c) > _VANISHES * size * np.linalg.norm(c):
+        # A neuron vanishes where its hinge is, up to the errors of the jump.
+        allowed = max(_VANISHES * size, 8 * error) * np.linalg.norm(c)
+        if size <= 8 * error or abs(jump @ c) > allowed:
             continue
         kinks.append(Kink(jump, float(np.sign(jump @ drift)), error))
     return kinks

@@ -36,12 +36,14 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-LINES = 12
-"""Most lines that are searched for hinges."""
+LINES, COARSE_LINES = 12, 40
+"""Most lines that are searched for hinges, in float64 and in float32."""
 CHECKS = 8
 """Fresh sequences of every length and scale."""
-LEAST_BITS = 20.0
-"""Agreement on fresh sequences below which nothing is returned."""
+LEAST_BITS, LEAST_COARSE_BITS = 20.0, 10.0
+"""Agreement on fresh sequences below which nothing is returned, in float64 and in float32."""
+COARSE = 2.0**-40
+"""Unit roundoff above which an oracle is coarse."""
 _MARGIN = 2.0**17
 _ROUNDING = 2.0**8
 _WEAK = 1e-4
@@ -83,15 +85,20 @@ def recover_attention_with_relu(
     # Rounding scales with both parts, of which the odd one may be the smaller.
     level = NoiseLevel(8 * noise.unit, 2 * noise.absolute, noise.repeatable, noise.sources)
     odd = cast("QuerySession", OddPart(session))
-    limit = heads or heads_at_most
+    limit, readout = heads or heads_at_most, noise
     if _is_even(session, noise, rng):
         d = session.width
         seen = AttentionHeads(np.zeros((0, d, d)), np.zeros((0, d)))
     else:
-        seen = recover_heads_in_floats(
+        estimate = recover_heads_in_floats(
             odd, heads=heads, heads_at_most=heads_at_most, rng=rng, noise=level
-        ).heads
-    found = _with_hidden(session, seen, limit, noise, rng)
+        )
+        seen = estimate.heads
+        if noise.unit > COARSE:
+            # Averages are as good as the scores, whose errors stand out only here.
+            error = 2.0 ** -min(estimate.precision.W, default=53.0)
+            readout = replace(noise, unit=max(noise.unit, error))
+    found = _with_hidden(session, seen, limit, readout, rng)
     return _Readout(session, found.heads, found.noise, rng, found.notes).run()
 
 
@@ -186,14 +193,16 @@ class _Readout:
         typical = float(np.median(norms[norms > 0])) if (norms > 0).any() else 1.0
         # Scores of order one at tokens of this 2-norm.
         self.size = float(np.sqrt(1.5 * np.sqrt(session.width) / typical))
-        self.gain = 0.0
+        coarse = noise.unit > COARSE
+        self.least = LEAST_COARSE_BITS if coarse else LEAST_BITS
+        self.lines = COARSE_LINES if coarse else LINES
 
     def run(self) -> ReluRecovery:
         gathered: list[Kink] = []
         neurons, worst = 8, np.inf
         if self.heads.count == 0:  # only the zero function is left
             return self.answer([], neurons)
-        for number in range(LINES):
+        for number in range(self.lines):
             purpose = Purpose.RETRIES if number >= 3 else Purpose.RECOVERY
             line = Line.draw(self.heads.W, self.heads.count + 3, self.size, self.rng)
             found = kinks_on_line(
@@ -207,14 +216,14 @@ class _Readout:
             if number == 0 and not kinks:
                 continue
             worst = min(worst, self.disagreement(kinks))
-            if worst < _MARGIN * self.noise.unit:
+            if worst < min(_MARGIN * self.noise.unit, 2.0**-self.least):
                 return self.answer(kinks, neurons)
         kinks = self.weighed(merged(gathered), Purpose.RETRIES)
-        if -np.log2(max(worst, 1e-300)) >= LEAST_BITS:
+        if -np.log2(max(worst, 1e-300)) >= self.least:
             return self.answer(kinks, neurons)
         raise RecoveryRefusedError(
             Reason.NO_NEURONS,
-            f"{len(kinks)} kinks of {LINES} lines leave a relative deviation of {worst:.1g}.",
+            f"{len(kinks)} kinks of {self.lines} lines leave a relative deviation of {worst:.1g}.",
         )
 
     def weighed(self, kinks: list[Kink], purpose: Purpose) -> list[Kink]:
@@ -263,7 +272,7 @@ class _Readout:
         """The final check on sequences of its own, then the result."""
         worst = self.disagreement(kinks, Purpose.FINAL_CHECK)
         bits = float(-np.log2(max(worst, 2.0**-60)))
-        if bits < LEAST_BITS:
+        if bits < self.least:
             raise RecoveryRefusedError(
                 Reason.CHECK_FAILED, f"Fresh sequences deviate by {worst:.2g} of their size."
             )

@@ -1,0 +1,194 @@
+"""Neurons with equal arguments: only the sum of what they write is determined.
+
+Neurons without a gate whose rows ``g`` and constants agree write ``act(g x) sum_i down_i``: the
+first takes the sum, the others become zero. With gates that agree they write
+``act(g x) sum_i down_i (up_i x)``: of all factorisations of the matrix ``sum_i down_i up_i^T`` the
+balanced one is taken, aligned as the factors of heads are. Behind a positively homogeneous
+activation a row counts up to its length, behind an odd one up to its sign.
+
+Rows are equal when every entry is, up to the rounding of the storage (`equal_sets`); rows that
+nearly are so are left alone and counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.canonical.balancing import balance
+from fiberscope.checkpoints.canonical.frame import COARSE
+from fiberscope.checkpoints.canonical.places import Places
+from fiberscope.checkpoints.canonical.readers import reference
+from fiberscope.checkpoints.canonical.workspace import SNAP
+
+if TYPE_CHECKING:
+    from fiberscope.checkpoints.canonical.neurons import Neurons
+    from fiberscope.checkpoints.canonical.points import Folded
+
+Array = NDArray[np.float64]
+Sets = list[NDArray[np.int64]]
+
+EQUAL_NEURONS = "equal neurons"
+MERGED = "neurons whose part an equal one took over"
+NEAR = 16.0
+"""Rows that differ by up to this many times the rounding are counted as nearly equal."""
+ROUNDED = 4.0
+"""Roundings of a row's root mean square entry that an entry may differ by, except in 16-bit files,
+where that would be more than rounding: there an entry may differ by its own rounding only."""
+CHAIN = 2.0**-36
+"""Relative rounding of float64 after several moves one after the other."""
+LARGEST = 256
+"""Neurons with equal gates up to which their joint factors are computed."""
+
+
+def merge_equal(neurons: Neurons, places: Places) -> None:
+    """Units without a gate: the first of equal ones takes the sum of the writes."""
+    assert neurons.up is None
+    rows = Rows(neurons.gate)
+    if neurons.power is not None:
+        rows.scale = np.divide(1.0, rows.sizes, out=rows.scale, where=rows.sizes > 0)
+    if neurons.odd:
+        rows.scale = np.where(rows.keys < 0, -rows.scale, rows.scale)
+    scale = rows.scale
+    # Of two rows of different length both are rounded.
+    roundings = 1.0 if neurons.power is None else 2.0
+    sets, near = equal_sets(rows, roundings * neurons.spacing)
+    _note_near(neurons, near, places)
+    for members in sets:
+        writes = neurons.down[members]
+        # act(c x) = c^p act(x) for c > 0, and an odd activation passes the sign on.
+        factors = np.sign(scale[members])
+        if neurons.power is not None:
+            factors = np.abs(scale[members[0]] / scale[members]) ** neurons.power
+        parts = factors[:, None] * writes
+        total = parts.sum(axis=0) * factors[0]
+        size = np.linalg.norm(parts, axis=1).sum()
+        if np.linalg.norm(total) <= SNAP * neurons.spacing * size:
+            total = np.zeros_like(total)
+        neurons.down[members[0]] = total
+        _silence(neurons, members[1:])
+        places.note_dead(MERGED, len(members) - 1)
+
+
+def _silence(neurons: Neurons, index: NDArray[np.int64]) -> None:
+    gate = neurons.gate
+    gate.rows[index] = 0.0
+    if gate.constant is not None:
+        gate.constant = gate.constant.copy()
+        gate.constant[index] = 0.0
+    neurons.down[index] = 0.0
+    gate.changed = neurons.down_changed = True
+
+
+def equal_gates(neurons: Neurons, places: Places) -> Sets:
+    """Sets of gated units whose gates agree, each of at least two, members ascending."""
+    assert neurons.up is not None
+    if neurons.power is not None:
+        return []
+    sets, near = equal_sets(Rows(neurons.gate), neurons.spacing)
+    _note_near(neurons, near, places)
+    large = sum(len(members) for members in sets if len(members) > LARGEST)
+    places.add(EQUAL_NEURONS, neurons.layer, neurons.label, (), large)
+    return [members for members in sets if len(members) <= LARGEST]
+
+
+def factor_jointly(neurons: Neurons, sets: Sets, places: Places) -> None:
+    """Balanced factors of what units with equal gates write together."""
+    from fiberscope.checkpoints.canonical.neurons import rows_with_constant
+
+    up = neurons.up
+    assert up is not None
+    for members in sets:
+        rows = rows_with_constant(up)[members]
+        found = balance(rows[None], neurons.down[members][None], neurons.spacing)
+        loose = int(found.loose.sum())
+        places.add(
+            EQUAL_NEURONS, neurons.layer, neurons.label, members.tolist() if loose else (), loose
+        )
+        if found.settled:
+            continue
+        width = up.rows.shape[1]
+        up.rows[members] = found.first[0][:, :width]
+        if up.constant is not None and found.first.shape[-1] > width:
+            up.constant = up.constant.copy()
+            up.constant[members] = found.first[0][:, width]
+        neurons.down[members] = found.second[0]
+        up.changed = neurons.down_changed = True
+
+
+def _note_near(neurons: Neurons, near: int, places: Places) -> None:
+    places.add(EQUAL_NEURONS, neurons.layer, f"{neurons.label}, nearly equal", (), near)
+
+
+class Rows:
+    """Rows with their constants, never joined; what each is multiplied by can be set."""
+
+    def __init__(self, part: Folded) -> None:
+        self.rows, self.constant = part.rows, part.constant
+        fixed = reference(part.rows.shape[1] + 1, stream=8)
+        self.keys: Array = part.rows @ fixed[:-1]
+        squares = np.einsum("ij,ij->i", part.rows, part.rows)
+        if part.constant is not None:
+            self.keys = self.keys + part.constant * fixed[-1]
+            squares = squares + part.constant**2
+        self.sizes: Array = np.sqrt(squares)
+        # A mean that was taken from a row was rounded with it.
+        lost = 0.0 if part.lost is None else part.rows.shape[1] * part.lost**2
+        self.rounded: Array = np.sqrt(squares + lost)
+        self.summed = part.summed
+        self.scale: Array = np.ones(len(self.rows))
+
+    def __getitem__(self, index: int) -> Array:
+        row = self.rows[index]
+        if self.constant is not None:
+            row = np.append(row, self.constant[index])
+        return row * self.scale[index]
+
+    def allowed(self, index: int, tolerance: float, floor: float) -> Array:
+        """Rounding of the entries of a row: their own, and part of what all of it has."""
+        found = tolerance * np.abs(self[index])
+        found += floor * self.rounded[index] * np.abs(self.scale[index])
+        if self.constant is not None and self.summed is not None:
+            found[-1] += tolerance * self.summed[index] * np.abs(self.scale[index])
+        return found
+
+
+def equal_sets(rows: Rows, tolerance: float) -> tuple[Sets, int]:
+    """Sets of rows that agree entry by entry, and how many neighbours nearly agree.
+
+    Rows of zeros are left out. Rows are sorted by their product with a fixed vector, and only
+    neighbours are compared. That finds all equal ones unless an unequal row has the same product
+    up to rounding.
+
+    Parameters
+    ----------
+    tolerance
+        Relative difference of equal entries.
+    """
+    # What was added to a row and is taken from it again, a mean say, leaves its own rounding.
+    general = (ROUNDED if tolerance < COARSE else 0.0) * max(tolerance, CHAIN)
+    keys = rows.keys * rows.scale
+    sizes = rows.rounded * np.abs(rows.scale)
+    live = np.flatnonzero(rows.sizes > 0)
+    order = live[np.argsort(keys[live], kind="stable")]
+    reach = NEAR * (tolerance + general) * sizes[order[1:]]
+    close = np.flatnonzero(np.diff(keys[order]) <= reach)
+    sets: list[list[int]] = []
+    near = 0
+    floor = general / np.sqrt(rows.rows.shape[1])
+    end = -1
+    for place in close:
+        first, second = int(order[place]), int(order[place + 1])
+        apart = np.abs(rows[first] - rows[second])
+        allowed = np.maximum(*(rows.allowed(i, tolerance, floor) for i in (first, second)))
+        if (apart <= allowed).all():
+            if place == end:
+                sets[-1].append(second)
+            else:
+                sets.append([first, second])
+            end = int(place) + 1
+        elif (apart <= NEAR * allowed).all():
+            near += 1
+    return [np.sort(np.array(members, dtype=np.int64)) for members in sets], near
