@@ -85,16 +85,6 @@ def _attention(request: Request, arithmetic: Arithmetic) -> str | None:
                 "--precision coarse would change nothing with --rank: the method for low rank has "
                 "one precision; leave out one of them"
             )
-    if request.rank is not None and several and balls:
-        return (
-            "--rank with several heads is for floating-point oracles: the method for balls has no "
-            "use for it; leave it out"
-        )
-    if request.rank is not None and several and not request.full:
-        return (
-            "--precision coarse would change nothing with --rank: directions are asked once; "
-            "leave it out"
-        )
     if not request.full and balls:
         return (
             "--precision coarse would change nothing for a ball oracle: enclosures come as "

@@ -293,7 +293,9 @@ class RandomMove:
             step = Step(Key(UNSEEN_GAIN, *place), np.ones(len(zero)), data)
             self._act(0, step, unseen.symmetry, arrays)
             values[zero] = 1.0
-        self._act(0, Step(key, 1.0 / values), self.catalogue.symmetry(key), arrays)
+        with np.errstate(over="ignore"):  # a subnormal gain: what is not finite is not written
+            inverse = 1.0 / values
+        self._act(0, Step(key, inverse), self.catalogue.symmetry(key), arrays)
 
     def _drop_biases(self, point: Point, where: NDArray[np.int64], arrays: Arrays) -> bool:
         """Move a norm's biases at some features into its readers' biases."""

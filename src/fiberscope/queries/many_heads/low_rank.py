@@ -232,16 +232,20 @@ class LowRankSearch(HeadSearch):
         """
         d = len(sweep.z)
         start = sweep.base.directions[h]
+        # Few degrees of freedom are left: their spread may be small by chance, rounding is not.
+        rounding = self.probe.floor(sweep.z, sweep.base.heights, -2.0)
         changes, errors = [start / np.linalg.norm(sweep.z)], []
         for move in moves[1:]:
             length = float(np.linalg.norm(move.z - sweep.z))
             changes.append((move.fit.steps.directions[h] - start) / length)
-            spread = max(move.fit.spread, self.probe.noise.unit * float(abs(sweep.base.heights[h])))
+            spread = max(move.fit.spread, rounding)
             errors.append(np.sqrt(2) * spread * move.fit.direction_errors[h] / length)
         stack = np.array(changes)
         error = float(np.sqrt(np.mean(np.square(errors)) / d))
         left, singular, right = np.linalg.svd(stack, full_matrices=False)
+        # Independent errors, and that of the first direction, which all changes share.
         noise = _CLEAR * error * (np.sqrt(len(stack)) + np.sqrt(d))
+        noise += error * np.sqrt(0.5 * len(stack) * d)
         found = int(np.count_nonzero(singular > noise))
         if found > self.rank:
             raise RecoveryRefusedError(
