@@ -20,6 +20,7 @@ from fiberscope.checkpoints.equality.heads import VACUOUS, uncertainty
 from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 from fiberscope.checkpoints.equality.stored import coarsest
+from fiberscope.checkpoints.equality.tiles import Factor
 from fiberscope.checkpoints.formats.safetensors_source import open_file
 from fiberscope.checkpoints.formats.strict_json import read_object
 from fiberscope.errors import InputError
@@ -139,7 +140,8 @@ def compare_adapters(first: Path, second: Path) -> CheckpointComparison:
             continue
         part = _compare(module, one, other)
         statistics.append(part)
-        share = max(float(uncertainty(*map(_batch, pair))[0]) for pair in (one, other))
+        factors = [[Factor.of(_batch(x)) for x in pair] for pair in zip(one, other, strict=True)]
+        share = float(uncertainty(*factors)[0])
         worst = max(worst, (share, module))
     shared |= {"statistics": tuple(statistics), "uncertainty": worst}
     for part in statistics:

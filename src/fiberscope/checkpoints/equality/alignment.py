@@ -10,7 +10,7 @@ import numpy as np
 
 from fiberscope.checkpoints.architecture.program import Activation, Attention, Mlp
 from fiberscope.checkpoints.equality.folded import FoldedModel
-from fiberscope.checkpoints.equality.folded_parts import Vectors
+from fiberscope.checkpoints.equality.folded_parts import Vectors, held
 from fiberscope.checkpoints.equality.frame import Frame, candidates, is_centred_wiring
 from fiberscope.checkpoints.equality.heads import HeadMatch, carried, match_heads
 from fiberscope.checkpoints.equality.neuron_assignment import Scales
@@ -234,9 +234,11 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
         # The columns of a tied table name the units of the dense layer too.
         order = np.abs(frame.matrix).argmax(axis=1)
         moved = carried_mlp(one, frame, down_moves=False)
-        moved, other = moved.chosen(order).held(), other.held()
+        moved = moved.chosen(order)
         assert rows_a is not None and rows_b is not None
-        found.statistics.append(statistic(other.label, other.up, moved.up, rotated=found.mixes))
+        found.statistics.append(
+            statistic(other.label, held(other.up), held(moved.up), rotated=found.mixes)
+        )
         if moved.up_constant is not None and other.up_constant is not None:
             found.statistics.append(
                 statistic(

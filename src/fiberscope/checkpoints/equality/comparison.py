@@ -226,7 +226,7 @@ def compare_models(
 
 
 def _aligned(
-    first: StoredModel, second: StoredModel, progress: Progress | None, processes: int
+    first: StoredModel, second: StoredModel, progress: Progress | None, processes: int = 1
 ) -> tuple[Alignment, Outcome, str, str]:
     """Align the first to the second, and decide."""
     acting = ledger(first.architecture, first.wiring.observable)
@@ -364,7 +364,7 @@ def _backwards(
     Equal heads or neurons can be merged by moves that need them to be equal, and only the inverse
     of such a move splits one into several.
     """
-    found, outcome, _, _ = _aligned(second, first, None)
+    found, outcome, _, _ = _aligned(second, first, None, 1)
     if outcome is not Outcome.SAME:
         return None
     witness, failed, remarks = _witness(second, first, found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,10 @@ from fiberscope.checkpoints.architecture.program import Attention, Mlp
 from fiberscope.checkpoints.equality.noisy import Noisy
 from fiberscope.checkpoints.equality.rows import Rows, pieces
 
-T = TypeVar("T", Noisy, Rows)
+
+def held(part: Noisy | Rows) -> Noisy:
+    """All numbers in memory."""
+    return part.whole() if isinstance(part, Rows) else part
 
 
 @dataclass
@@ -70,17 +72,13 @@ class FoldedMlp:
         """Some neurons, in the given order."""
         if len(index) == self.up.shape[0] and (index == np.arange(len(index))).all():
             return self
-
-        def pick(part: T) -> T:
-            return part.chosen(index)
-
         return replace(
             self,
-            up=pick(self.up),
-            down=pick(self.down),
-            up_constant=None if self.up_constant is None else pick(self.up_constant),
-            gate=None if self.gate is None else pick(self.gate),
-            gate_constant=None if self.gate_constant is None else pick(self.gate_constant),
+            up=self.up.chosen(index),
+            down=self.down.chosen(index),
+            up_constant=None if self.up_constant is None else self.up_constant.chosen(index),
+            gate=None if self.gate is None else self.gate.chosen(index),
+            gate_constant=None if self.gate_constant is None else self.gate_constant.chosen(index),
         )
 
     def part(self, index: slice) -> FoldedMlp:
@@ -100,12 +98,8 @@ class FoldedMlp:
 
     def held(self) -> FoldedMlp:
         """The same neurons with all their numbers in memory."""
-
-        def hold(part: Noisy | Rows) -> Noisy:
-            return part.whole() if isinstance(part, Rows) else part
-
-        gate = None if self.gate is None else hold(self.gate)
-        return replace(self, up=hold(self.up), down=hold(self.down), gate=gate)
+        gate = None if self.gate is None else held(self.gate)
+        return replace(self, up=held(self.up), down=held(self.down), gate=gate)
 
 
 @dataclass

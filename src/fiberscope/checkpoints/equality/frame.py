@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,6 @@ from fiberscope.checkpoints.ledger.wiring import Wiring
 from fiberscope.symmetry import ones_complement
 
 EPSILON = float(np.finfo(np.float64).eps)
-T = TypeVar("T", Noisy, Rows)
 Pairs = Sequence[tuple[Vectors, Vectors]]
 """Tables whose rows correspond."""
 ROWS = 4096
@@ -88,7 +87,13 @@ class Frame:
         order = np.abs(self.matrix).argmax(axis=1)
         return order, self.matrix[np.arange(len(order)), order]
 
-    def carry(self, array: T, axis: int = -1) -> T | Noisy:
+    @overload
+    def carry(self, array: Noisy, axis: int = -1) -> Noisy: ...
+
+    @overload
+    def carry(self, array: Rows, axis: int = -1) -> Noisy | Rows: ...
+
+    def carry(self, array: Noisy | Rows, axis: int = -1) -> Noisy | Rows:
         """An array of the first model with its stream axis in the second's frame.
 
         Coordinates of rows that are not in memory yet are renamed when they are read.

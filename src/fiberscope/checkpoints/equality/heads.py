@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from fiberscope.checkpoints.equality.silence import (
     hides_silence,
     reordered,
     silenced,
+    with_constant,
     without_silent_groups,
 )
 from fiberscope.checkpoints.equality.stack import Stack
@@ -246,20 +248,19 @@ def _fit_query_key(
 ) -> Array:
     """The bases of some groups, and their statistics."""
     count, width = plain[1].value.shape[:2]
+    whole = False
     matrix = np.zeros((count, width, width))
     back = np.zeros((count, width, width))
     for first, second in blocks(attention):
         if second is None:
             whole = len(first) == width
-            change = _fit(plain, dual, None if whole else lambda x, _, rows=first: x[:, rows])
+            change = _fit(plain, dual, None if whole else partial(_plain_rows, first))
             matrix[:, first[:, None], first] = change.matrix
             back[:, first[:, None], first] = change.dual
             continue
         number, size = first.shape
-
-        pair = (first, second)
-        change = _fit(plain, dual, lambda x, unit, pair=pair: _planes(x, pair, unit))
         whole = False
+        change = _fit(plain, dual, partial(_planes, (first, second)))
         for target, complex_matrix in ((matrix, change.matrix), (back, change.dual)):
             z = complex_matrix.reshape(count, number, size, size)
             for i in range(size):
@@ -284,7 +285,13 @@ def _names(found: HeadMatch, circuit: str, groups: slice, total: int) -> list[st
     return [f"{name}, group {group}" for group in range(groups.start, groups.stop)]
 
 
-def _planes(array: Array, pair: tuple[NDArray[Any], NDArray[Any]], unit: complex) -> NDArray[Any]:
+def _plain_rows(rows: NDArray[Any], array: NDArray[Any], _: complex) -> NDArray[Any]:
+    return np.asarray(array[:, rows])
+
+
+def _planes(
+    pair: tuple[NDArray[Any], NDArray[Any]], array: NDArray[Any], unit: complex
+) -> NDArray[Any]:
     """Rows of planes as complex numbers (or their sums), one batch entry a group and block."""
     whole = array[:, pair[0]] + unit * array[:, pair[1]]
     return np.asarray(whole.reshape(-1, whole.shape[2], whole.shape[3]))

@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 
 from fiberscope.checkpoints.architecture.program import Activation
 from fiberscope.checkpoints.equality.factors import fit_basis, weighed_columns
-from fiberscope.checkpoints.equality.folded_parts import FoldedMlp
+from fiberscope.checkpoints.equality.folded_parts import FoldedMlp, held
 from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.equality.heads import VACUOUS
 from fiberscope.checkpoints.equality.neuron_assignment import Scales, assign_neurons, sizes
@@ -223,13 +223,14 @@ def _fit_in_parts(
     a = a.chosen(order)
     if not (scales.gated or scales.homogeneous or scales.odd):
         pairs = (a.up, b.up, a.up_constant, b.up_constant), (a.down, b.down, None, None)
-        if all(isinstance(rows, Rows) for pair in pairs for rows in pair[:2]):
+        lazy = [
+            statistic_of_rows(label, right, left, (second, first), rotated=rotated)
+            for left, right, first, second in pairs
+            if isinstance(left, Rows) and isinstance(right, Rows)
+        ]
+        if len(lazy) == len(pairs):
             ones = np.ones(len(order))
-            parts = [
-                statistic_of_rows(label, right, left, (second, first), rotated=rotated)
-                for left, right, first, second in pairs
-            ]
-            return ones, ones, parts
+            return ones, ones, lazy
     found = []
     step = max(16, ENTRIES // 2 // b.up.shape[1])
     for start in range(0, len(order), step):
@@ -245,7 +246,7 @@ def _fit(
 ) -> tuple[Array, Array, list[Statistic]]:
     """Factors of matched neurons, and the residuals of their vectors."""
     up = [with_constant(f.up, f.up_constant) for f in (a, b)]
-    down = [a.down, b.down]
+    down = [held(a.down), held(b.down)]
     number, width = up[1].shape
     ones = np.ones(number)
     up_scale, gate_scale, parts = ones, ones, []

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
+from fiberscope.checkpoints.equality.folded_parts import FoldedAttention, held
 from fiberscope.checkpoints.equality.noisy import FAINT, Noisy, joined
+from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.equality.stack import Stack
 
 
-def with_constant(rows: Noisy, constant: Noisy | None) -> Noisy:
+def with_constant(rows: Noisy | Rows, constant: Noisy | None) -> Noisy:
     """Rows with their constant as one more entry."""
+    rows = held(rows)
     if constant is None:
         return rows
     return joined([rows, constant.reshaped(*constant.shape, 1)], -1)

@@ -189,6 +189,11 @@ class Factor:
     variance: NDArray[Any]
     unit: float
 
+    @classmethod
+    def of(cls, held: Noisy) -> Factor:
+        """A factor in float64."""
+        return cls(held.value, held.size, held.variance, 1.0)
+
     def with_constant(self, constant: Noisy | None) -> Factor:
         """One more entry for every row."""
         if constant is None:
@@ -217,7 +222,7 @@ def factors(first: Noisy, second: Noisy) -> list[Factor]:
         if found is not None:
             return found
     held = [x.held() if isinstance(x, Stack) else x for x in (first, second)]
-    return [Factor(x.value, x.size, x.variance, 1.0) for x in held]
+    return [Factor.of(x) for x in held]
 
 
 def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
