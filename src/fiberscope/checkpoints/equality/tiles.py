@@ -1,9 +1,9 @@
 """The statistic of two stored matrices, straight from the stored numbers.
 
 What :func:`~fiberscope.checkpoints.equality.statistic.statistic_of_parts` does with variances in
-float64, element by element, is done here in few passes over pieces that stay in the cache. Values
-and residuals are float64. Variances and squared residuals, of which three digits matter, are float32 in
-units of the rounding of the piece; where such units do not fit all its rows, float64 takes over.
+float64, element by element, is done here in few passes over large pieces. Values and residuals are
+float64. Variances and squared residuals, of which three digits matter, are float32 in units of the
+rounding of the piece; where such units do not fit all its rows, float64 takes over.
 """
 
 from __future__ import annotations

@@ -1,0 +1,115 @@
+"""Residuals straight from stored numbers are those of the general way, element by element."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fiberscope.checkpoints.equality.noisy import Noisy, rounded
+from fiberscope.checkpoints.equality.rows import SKETCH, Rows
+from fiberscope.checkpoints.equality.silence import with_constant
+from fiberscope.checkpoints.equality.statistic import Statistic, statistic
+from fiberscope.checkpoints.equality.tiles import statistic_of_rows
+
+NUMBERS = ("rms", "largest", "relative", "uncertainty")
+
+
+def pair(
+    form: type, *, level: bool, gained: bool, shifted: bool, order: str, size: float = 0.01
+) -> tuple[Rows, Rows]:
+    """A matrix, and a copy with renamed columns whose gain and row means are others."""
+    rng = np.random.default_rng(5)
+    count, width = 120, 90
+    whole = rng.standard_normal((count, width)) * np.exp(rng.standard_normal((count, 1))) * size
+    gain = rounded((1 + 0.3 * rng.standard_normal(width)).astype(form))
+    order_ = rng.permutation(width)
+    # Behind a centring only one sign for all columns is a symmetry.
+    sign = -np.ones(width) if level else rng.choice([-1.0, 1.0], width)
+    stored = np.asarray(whole, order=order).astype(form)  # type: ignore[call-overload]
+    values = stored.astype(np.float64)
+    other = rounded((1 + 0.3 * rng.standard_normal(width)).astype(form))
+    target = (values * gain.value if gained else values)[:, order_] * sign
+    if level:
+        target = target + rng.standard_normal((count, 1)) * size
+    copy = np.asarray(target / (other.value if gained else 1.0), order=order)  # type: ignore[call-overload]
+    shift = Noisy(np.zeros(width), np.full(width, (size * 1e-4) ** 2))
+    shifts = ((np.ones(count, dtype=np.bool_), shift),) if shifted else ()
+    first = Rows(stored, gain=gain if gained else None, level=level, shifts=shifts)
+    second = Rows(copy.astype(form), gain=other if gained else None, level=level)
+    return first.renamed(order_, sign), second
+
+
+def both_ways(
+    first: Rows, second: Rows, constants: tuple[Noisy | None, Noisy | None], rotated: bool
+) -> tuple[Statistic, Statistic]:
+    quick = statistic_of_rows("x", second, first, constants, rotated=rotated)
+    whole = [
+        with_constant(rows.whole(), c) for rows, c in zip((second, first), constants, strict=True)
+    ]
+    return quick, statistic("x", whole[0], whole[1], rotated=rotated)
+
+
+@pytest.mark.parametrize("form", [np.float32, ml_dtypes.bfloat16, np.float16])
+def test_agrees_with_the_general_way(form: type) -> None:
+    rng = np.random.default_rng(1)
+    for level, gained, shifted, constant, rotated, order in product(
+        *([(False, True)] * 5), ("C", "F")
+    ):
+        if gained and shifted:
+            continue
+        first, second = pair(form, level=level, gained=gained, shifted=shifted, order=order)
+        constants: tuple[Noisy | None, Noisy | None] = (None, None)
+        if constant:
+            value, spread = rng.standard_normal(120), np.full(120, 1e-8)
+            constants = (
+                Noisy(value, spread),
+                Noisy(value + 1e-4 * rng.standard_normal(120), spread),
+            )
+        quick, slow = both_ways(first, second, constants, rotated)
+        assert quick.count == slow.count
+        for name in NUMBERS:
+            assert getattr(quick, name) == pytest.approx(getattr(slow, name), rel=3e-4, abs=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-35, 1e-20, 1e20, 1e30])
+def test_sizes_beyond_the_range_of_squares(size: float) -> None:
+    first, second = pair(np.float32, level=True, gained=False, shifted=False, order="C", size=size)
+    quick, slow = both_ways(first, second, (None, None), True)
+    for name in NUMBERS:
+        assert getattr(quick, name) == pytest.approx(getattr(slow, name), rel=3e-4)
+
+
+def test_one_number_in_a_faint_row_is_seen() -> None:
+    """Rows of very different sizes in one piece: the small ones keep their own rounding."""
+    first, second = pair(np.float32, level=False, gained=False, shifted=False, order="C")
+    scale = np.where(np.arange(120) % 2, 1.0, 1e-25).astype(np.float32)[:, None]
+    values = [rows.stored * scale for rows in (first, second)]
+    values[1][0, 3] *= np.float32(1 + 2e-6)
+    one, other = (
+        Rows(value, columns=rows.columns, signs=rows.signs)
+        for value, rows in zip(values, (first, second), strict=True)
+    )
+    assert statistic_of_rows("x", other, one, rotated=False).is_different
+
+
+def test_a_glance_never_overlooks_a_row_that_is_zero_up_to_rounding() -> None:
+    rng = np.random.default_rng(3)
+    whole = rng.standard_normal((50, 64)).astype(np.float32)
+    assert Rows(whole).glance is not None
+    for row in (0.0, 1e-9):
+        faint = whole.copy()
+        faint[7] = row
+        assert Rows(faint).glance is None
+    # Equal numbers in a row are nothing once it is centred.
+    level = whole.copy()
+    level[7] = 0.3
+    assert Rows(level).glance is not None
+    assert Rows(level, level=True).glance is None
+    survey = Rows(level, level=True).survey
+    assert survey[0].shape == (50, SKETCH)
+    assert not survey[2][7] and np.delete(survey[2], 7).all()
+    held = Rows(level, level=True).whole()
+    assert survey[1] == pytest.approx(np.square(held.value).sum(axis=1), rel=1e-9, abs=1e-12)

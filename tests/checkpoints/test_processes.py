@@ -1,0 +1,50 @@
+"""Tasks in several processes give what they give here, in their order."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+
+from fiberscope.checkpoints.processes import results
+from fiberscope.errors import InputError
+
+
+def _square(value: int) -> tuple[int, np.ndarray, int]:
+    return value, np.full(3, value**2), os.getpid()
+
+
+def _fail() -> tuple[int, np.ndarray, int]:
+    raise InputError("tensor 'x' is damaged; load it again")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_results_come_in_order(processes: int) -> None:
+    found = list(results([partial(_square, value) for value in range(7)], processes))
+    assert [value for value, _, _ in found] == list(range(7))
+    assert [int(array[0]) for _, array, _ in found] == [value**2 for value in range(7)]
+    elsewhere = {pid for _, _, pid in found} - {os.getpid()}
+    assert bool(elsewhere) == (processes > 1 and sys.platform == "linux")
+
+
+def test_an_error_comes_in_its_place() -> None:
+    found = results([partial(_square, 1), _fail, partial(_square, 2)], 2)
+    assert next(found)[0] == 1
+    with pytest.raises(InputError, match="damaged"):
+        next(found)
+
+
+def test_nothing_is_forked_beside_other_threads() -> None:
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        found = list(results([partial(_square, value) for value in range(3)], 2))
+    finally:
+        over.set()
+        other.join()
+    assert {pid for _, _, pid in found} == {os.getpid()}
