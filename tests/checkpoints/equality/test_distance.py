@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fiberscope.checkpoints.equality.comparison import _aligned, _distance
+from fiberscope.checkpoints.equality.comparison import _distance
+from fiberscope.checkpoints.equality.decision import decided
 from fiberscope.checkpoints.equality.distance import _balanced_complex
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger.wiring import wire
@@ -32,7 +33,7 @@ def measured(config: dict[str, Any], first: Parameters, second: Parameters) -> f
     """The distance, whatever the verdict."""
     model = laid_out(config)
     pair = StoredModel.of(model, first), StoredModel.of(model, second)
-    found = _distance(*pair, _aligned(*pair, None)[0])
+    found = _distance(*pair, decided(*pair, None)[0])
     assert found is not None
     return found.relative
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.checkpoints.equality.circuits import VACUOUS, uncertainty
 from fiberscope.checkpoints.equality.comparison import CheckpointComparison
 from fiberscope.checkpoints.equality.factors import fit_basis
-from fiberscope.checkpoints.equality.heads import VACUOUS, uncertainty
 from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, together
 from fiberscope.checkpoints.equality.stored import coarsest

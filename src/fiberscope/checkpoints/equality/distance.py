@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from fiberscope.checkpoints.architecture.program import Activation, Attention
 from fiberscope.checkpoints.canonical.balancing import balance
 from fiberscope.checkpoints.equality.alignment import Alignment, blocks_of
+from fiberscope.checkpoints.equality.circuits import blocks
 from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention, FoldedMlp
-from fiberscope.checkpoints.equality.heads import blocks, carried
+from fiberscope.checkpoints.equality.heads import carried
 from fiberscope.checkpoints.equality.neurons import carried_mlp, chosen
 from fiberscope.checkpoints.equality.normalised_heads import turned_to, with_positive_gains
 from fiberscope.checkpoints.equality.silence import reordered, silenced, with_constant

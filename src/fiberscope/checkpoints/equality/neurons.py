@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from fiberscope.checkpoints.architecture.program import Activation
+from fiberscope.checkpoints.equality.circuits import VACUOUS
 from fiberscope.checkpoints.equality.factors import fit_basis, weighed_columns
 from fiberscope.checkpoints.equality.folded_parts import FoldedMlp, held
 from fiberscope.checkpoints.equality.frame import Frame
-from fiberscope.checkpoints.equality.heads import VACUOUS
 from fiberscope.checkpoints.equality.neuron_assignment import Scales, assign_neurons, sizes
 from fiberscope.checkpoints.equality.noisy import FAINT, Array, Noisy, joined
 from fiberscope.checkpoints.equality.rows import ENTRIES, Rows

@@ -1,0 +1,157 @@
+"""Witnesses are re-applied before they are given: function kept, and stored numbers reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiberscope.checkpoints.equality.alignment import Alignment
+from fiberscope.checkpoints.equality.decision import decided
+from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
+from fiberscope.checkpoints.equality.statistic import statistic
+from fiberscope.checkpoints.equality.stored import StoredModel
+from fiberscope.checkpoints.equality.witness import witness_of
+from fiberscope.checkpoints.forward import deviation, output_width, outputs, probe_inputs
+from fiberscope.checkpoints.moves.witness import Witness
+from fiberscope.errors import InputError
+from fiberscope.verdict import Outcome
+
+DRAWS = 4
+"""Draws of the storage rounding with which a witness's arrival is judged."""
+
+
+def checked_witness(
+    first: StoredModel, second: StoredModel, found: Alignment
+) -> tuple[Witness | None, str, tuple[str, ...]]:
+    """The witness, why it failed its check (empty when it passed), and remarks."""
+    if first.architecture.tensors != second.architecture.tensors:
+        return None, "", ("the layouts differ, so the witness has no file form",)
+    names = first.architecture.tensors
+    a = {name: first.tensor(name).astype(np.float64) for name in names}
+    b = {name: second.tensor(name).astype(np.float64) for name in names}
+    witness, left = witness_of(found, first.architecture, first.wiring.observable, a, b)
+    failed, remarks = check(witness, found, first, second, a, b)
+    return witness, failed, left + remarks
+
+
+def backwards(
+    first: StoredModel, second: StoredModel
+) -> tuple[Witness, str, tuple[str, ...]] | None:
+    """The inverse of a witness from the second model to the first, where that one does it all.
+
+    Equal heads or neurons can be merged by moves that need them to be equal, and only the inverse
+    of such a move splits one into several.
+    """
+    found, outcome, _, _ = decided(second, first, None, 1)
+    if outcome is not Outcome.SAME:
+        return None
+    witness, failed, remarks = checked_witness(second, first, found)
+    if witness is None or failed or len(remarks) != 1:
+        return None
+    try:
+        inverse = witness.inverse()
+        start = {
+            name: first.tensor(name).astype(np.float64) for name in witness.architecture.tensors
+        }
+        inverse.apply(start)
+    except InputError:
+        return None
+    return inverse, "", (f"built from the second model to the first: {remarks[0]}",)
+
+
+def check(
+    witness: Witness,
+    found: Alignment,
+    first: StoredModel,
+    second: StoredModel,
+    a: Mapping[str, NDArray[Any]],
+    b: Mapping[str, NDArray[Any]],
+) -> tuple[str, tuple[str, ...]]:
+    """Re-apply a witness: it must keep the function of the first and arrive at the second."""
+    moved = witness.apply(a)
+    observable = first.wiring.observable
+    length = min(8, first.architecture.longest_input or 8)
+    probe = probe_inputs(first.architecture, 1, 1, length, vocabulary_rows=500)
+    before = outputs(first.architecture, lambda view: view.read(a), probe, observable)
+    after = outputs(first.architecture, lambda view: view.read(moved), probe, observable)
+    kept = deviation(after, before, output_width(first.architecture, probe, observable))
+    condition = max((step.condition for step in witness.describe()), default=1.0)
+    # Outputs that hardly vary are known to the rounding of their own size only.
+    size = float(np.sqrt(np.square(before).mean())) if before.size else 0.0
+    change = kept.largest / max(kept.scale, size) if kept.largest else 0.0
+    allowed = max(1e-10 * kept.scale, 1e-13 * size) * max(1.0, condition)
+    if not kept.largest <= allowed:
+        return (
+            "the witness, re-applied, changes the outputs of the first model by "
+            f"{change:.1e} of their size, so it is not trusted",
+            (),
+        )
+    missed = _missed(witness, found, first, second, a, b, moved, condition)
+    remark = f"the witness re-applied keeps the outputs to {change:.1e}"
+    if missed:
+        names = ", ".join(missed[:3]) + (", ..." if len(missed) > 3 else "")
+        remark += (
+            f"; in {len(missed)} tensors ({names}) it does not arrive at the stored numbers: what "
+            "differs there has no effect, or is a move that witnesses cannot express"
+        )
+    else:
+        remark += " and arrives at every stored number of the second within rounding"
+    return "", (remark,)
+
+
+def _missed(
+    witness: Witness,
+    found: Alignment,
+    first: StoredModel,
+    second: StoredModel,
+    a: Mapping[str, NDArray[Any]],
+    b: Mapping[str, NDArray[Any]],
+    moved: Mapping[str, NDArray[Any]],
+    condition: float,
+) -> list[str]:
+    """Tensors at which the witness does not arrive within the rounding of both models."""
+    rng = np.random.default_rng(0)
+
+    def shaken(model: StoredModel, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        # Zeros stay zeros: moves of unread columns and equal gains rest on them.
+        return {
+            name: np.where(
+                value == 0,
+                0.0,
+                value
+                + np.sqrt(rounding_variance(model.tensor(name))) * rng.standard_normal(value.shape),
+            )
+            for name, value in values.items()
+        }
+
+    # What the rounding of either model does to the result, seen in draws, averaged over rows.
+    spread: dict[str, Any] = dict.fromkeys(a, 0.0)
+    architecture, observable = first.architecture, first.wiring.observable
+    for _ in range(DRAWS):
+        other, _ = witness_of(found, architecture, observable, a, shaken(second, b))
+        # Shaken numbers that a step takes as equal or zero need not be so: no premise is checked.
+        again = witness.apply(shaken(first, a), tolerance=np.inf)
+        for result in (again, other.apply(a, tolerance=np.inf)):
+            for name in a:
+                spread[name] = spread[name] + np.square(result[name] - moved[name]) / DRAWS
+    missed = []
+    for name, value in moved.items():
+        stored = second.tensor(name)
+        rows = (stored.shape[0], -1) if stored.ndim > 1 else (1, -1)
+        target = Noisy(stored.astype(np.float64), rounding_variance(stored)).reshaped(*rows)
+        passed = spread[name].reshape(rows)
+        passed = np.broadcast_to(passed.mean(axis=-1, keepdims=True), passed.shape)
+        part = statistic(
+            name,
+            target,
+            Noisy(value.reshape(rows), passed),
+            rotated=True,
+            condition=condition**2,
+            leverage=1.0,
+        )
+        if part.is_different:
+            missed.append(name)
+    return missed
