@@ -3,8 +3,8 @@
 Draws the weights shard by shard in bfloat16 (22 layers, width 2,048, 32 heads in 4 groups, 5,632
 neurons, 32,000 tokens, untied), moves them with a random element of the symmetry group, writes the
 canonical form, and compares the moved copy with the original. Each command runs in a process of its
-own. Its memory is what it and the processes that it starts hold together (pages that several share
-count once), looked at five times a second on Linux, or the peak of that one process if it is larger.
+own. Its memory is what it and the processes that it starts hold together (shared pages count once),
+looked at five times a second on Linux, or the peak of that one process if it is larger.
 
 Run as ``python benchmarks/llama_1b_memory.py [--directory DIR] [--layers N] [--json FILE]``; needs
 about 7 GB of disk. Ends with 1 if a command fails, needs more than 4 GB, or compare does not say
