@@ -103,7 +103,9 @@ def _aligned(
 
     tick(0, "frame of the residual stream")
     _together(lambda: first.tables, lambda: second.tables)
-    found = Alignment(*_frame(first, second, ledger), centred=is_centred_wiring(second.wiring))
+    found = Alignment(
+        *_frame(first, second, ledger, processes), centred=is_centred_wiring(second.wiring)
+    )
     rotated = found.mixes
     tasks = [partial(_match, first, second, a, b, found.frame, rotated) for a, b in blocks]
     for number, match in enumerate(results(tasks, processes)):
@@ -117,7 +119,7 @@ def _aligned(
         moved = found.frame.carry(one.array)
         part = statistic(other.label, other.array, moved, rotated=found.mixes, independent=1.0)
         found.statistics.append(part)
-    _head(first, second, found)
+    _head(first, second, found, processes)
     return found
 
 
@@ -144,12 +146,15 @@ def blocks_of(
 
 
 def _frame(
-    first: FoldedModel, second: FoldedModel, ledger: Ledger
+    first: FoldedModel, second: FoldedModel, ledger: Ledger, processes: int
 ) -> tuple[Frame, list[Statistic]]:
     """The first frame in which the tables agree, or the one in which they differ least."""
     best: tuple[Frame, list[Statistic]] | None = None
     for frame in candidates(first, second, ledger):
-        parts = [_vectors(a, b, frame) for a, b in zip(first.tables, second.tables, strict=True)]
+        parts = [
+            _vectors(a, b, frame, processes)
+            for a, b in zip(first.tables, second.tables, strict=True)
+        ]
         parts += [_kept(a, b, frame) for a, b in zip(first.kept, second.kept, strict=True)]
         if all(part.is_same for part in parts):
             return frame, parts[: len(first.tables)]
@@ -163,13 +168,13 @@ def _badness(parts: list[Statistic]) -> float:
     return max((part.rms for part in parts), default=0.0)
 
 
-def _vectors(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
+def _vectors(a: Vectors, b: Vectors, frame: Frame, processes: int = 1) -> Statistic:
     exact = a.untouched and b.untouched and not frame.rotated
     mixes = frame.rotated or b.centred
     if isinstance(a.rows, Rows) and isinstance(b.rows, Rows) and not frame.rotated:
         moved = a.rows.renamed(*frame.renaming)
         return statistic_of_rows(
-            b.label, b.rows, moved, rotated=mixes, computed=not exact, threads=True
+            b.label, b.rows, moved, rotated=mixes, computed=not exact, processes=processes
         )
     parts = ((y, frame.carry(x)) for x, y in zip(a.parts(), b.parts(), strict=True))
     return statistic_of_parts(b.label, parts, rotated=mixes, computed=not exact)
@@ -220,7 +225,7 @@ def _take(match: HeadMatch | NeuronMatch, found: Alignment) -> None:
         found.uncertainty = uncertainty
 
 
-def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
+def _head(first: FoldedModel, second: FoldedModel, found: Alignment, processes: int) -> None:
     """Dense layer, unembedding and constants of the logits."""
     frame = found.frame
     one, other = first.dense, second.dense
@@ -229,7 +234,7 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment) -> None:
     head = second.wiring.head
     if one is None or other is None or head is None or head.dense is None:
         if rows_a is not None and rows_b is not None:
-            found.statistics.append(_vectors(rows_a, rows_b, frame))
+            found.statistics.append(_vectors(rows_a, rows_b, frame, processes))
     elif head.norm is not None and second.wiring.tied:
         # The columns of a tied table name the units of the dense layer too.
         order = np.abs(frame.matrix).argmax(axis=1)

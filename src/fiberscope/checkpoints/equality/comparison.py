@@ -28,8 +28,7 @@ from fiberscope.checkpoints.forward import (
 )
 from fiberscope.checkpoints.ledger import ledger
 from fiberscope.checkpoints.moves.witness import Witness
-from fiberscope.checkpoints.processes import results
-from fiberscope.checkpoints.threads import limited
+from fiberscope.checkpoints.threads import in_order, limited, workers
 from fiberscope.errors import InputError
 from fiberscope.verdict import Outcome
 
@@ -181,7 +180,7 @@ def compare_models(
                 found, outcome, reason, name = again
                 turned = not turned
                 one, other = other, one
-    error = _forward_error(first, second, seed, processes)
+    error = _forward_error(first, second, seed)
     shared: dict[str, Any] = {
         "statistics": tuple(found.statistics),
         "forward_error": error,
@@ -244,9 +243,7 @@ def _affordable(model: StoredModel) -> int:
     return max(1, ALLOWANCE // (64 * max(blocks, default=1)))
 
 
-def _forward_error(
-    first: StoredModel, second: StoredModel, seed: int, processes: int
-) -> Deviation | None:
+def _forward_error(first: StoredModel, second: StoredModel, seed: int) -> Deviation | None:
     """Outputs of both on the same probe inputs, in float64."""
     length = (
         8 if first.architecture.longest_input is None else min(8, first.architecture.longest_input)
@@ -256,11 +253,12 @@ def _forward_error(
         return None
     observable = first.wiring.observable
     tasks = [
-        partial(outputs, model.architecture, model.stored, probe, observable)
+        (1, partial(outputs, model.architecture, model.stored, probe, observable))
         for model in (first, second)
     ]
+    # Its operations are large: threads do not get into each other's way.
     with limited(1):
-        values = list(results(tasks, processes))
+        values = list(in_order(tasks, workers()))
     return deviation(values[1], values[0], output_width(first.architecture, probe, observable))
 
 

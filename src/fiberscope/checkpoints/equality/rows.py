@@ -23,7 +23,7 @@ from fiberscope.checkpoints.equality.noisy import (
 )
 from fiberscope.checkpoints.equality.once import once
 
-ENTRIES = 1 << 18
+ENTRIES = 1 << 17
 """Entries of a matrix that are worked on at a time: few enough to stay in the cache, and enough for
 threads not to wait for each other."""
 SKETCH = 8

@@ -8,7 +8,7 @@ rounding of the piece; where such units do not fit all its rows, float64 takes o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,8 +20,14 @@ from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarsenes
 from fiberscope.checkpoints.equality.rows import Rows, pieces, taken
 from fiberscope.checkpoints.equality.silence import with_constant
 from fiberscope.checkpoints.equality.stack import Stack
-from fiberscope.checkpoints.equality.statistic import Piece, Statistic, Tally, measured
-from fiberscope.checkpoints.threads import in_order, workers
+from fiberscope.checkpoints.equality.statistic import (
+    Piece,
+    Statistic,
+    Tally,
+    measured,
+    statistic_of_pieces,
+)
+from fiberscope.checkpoints.processes import results
 
 Single = NDArray[np.float32]
 _EXPONENT = np.uint32(0x7F80_0000)
@@ -37,7 +43,7 @@ def statistic_of_rows(
     *,
     rotated: bool,
     computed: bool = True,
-    threads: bool = False,
+    processes: int = 1,
 ) -> Statistic:
     """:func:`statistic_of_parts` of two matrices of one shape that are folded as they are read.
 
@@ -47,30 +53,28 @@ def statistic_of_rows(
         As there; nothing was fitted, so there is no leverage and no condition.
     constants
         One more entry for every row of both, ``(n,)``.
-    threads
-        Whether to share the work among threads; not where others do already.
+    processes
+        How many may share the work.
     """
     one, other = _Side.of(found, constants[0]), _Side.of(expected, constants[1])
 
-    def measured(index: slice) -> Tally:
+    def part(indices: Sequence[slice]) -> list[Piece]:
         tally = Tally(rotated=rotated, computed=computed)
-        piece = None
-        if computed and one is not None and other is not None:
-            piece = _short(one, other, index, tally.factor, rotated)
-        if piece is None:
-            tally.add(_whole(found, constants[0], index), _whole(expected, constants[1], index))
-        else:
-            tally.pieces.append(piece)
-        return tally
+        for index in indices:
+            piece = None
+            if computed and one is not None and other is not None:
+                piece = _short(one, other, index, tally.factor, rotated)
+            if piece is None:
+                tally.add(_whole(found, constants[0], index), _whole(expected, constants[1], index))
+            else:
+                tally.pieces.append(piece)
+        return tally.pieces
 
-    parts: Iterable[Tally] = map(measured, pieces(found.shape))
-    if threads:
-        tasks = ((1, partial(measured, index)) for index in pieces(found.shape))
-        parts = in_order(tasks, workers())
-    whole = Tally(rotated=rotated, computed=computed)
-    for part in parts:
-        whole.pieces += part.pieces
-    return whole.result(name)
+    indices = list(pieces(found.shape))
+    share = max(1, -(-len(indices) // max(1, processes)))
+    tasks = [partial(part, indices[at : at + share]) for at in range(0, len(indices), share)]
+    measured_rows = [piece for some in results(tasks, processes) for piece in some]
+    return statistic_of_pieces(name, measured_rows)
 
 
 def _whole(rows: Rows, constant: Noisy | None, index: slice) -> Noisy:
