@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,3 +52,43 @@ def test_nothing_is_forked_beside_other_threads() -> None:
         over.set()
         other.join()
     assert {pid for _, _, pid in found} == {os.getpid()}
+
+
+_PROGRAM = """
+import os, sys, time
+from functools import partial
+from fiberscope.checkpoints.processes import results
+
+def wait(number):
+    print(os.getpid(), flush=True)
+    time.sleep(30 if number else 0.1)
+    return number
+
+for _ in results([partial(wait, number) for number in range(3)], 2):
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
+def test_the_processes_end_with_their_parent(stop: signal.Signals) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    workers = {int(program.stdout.readline()) for _ in range(3)}
+    assert len(workers) == 2
+    program.send_signal(stop)
+    program.wait(timeout=20)
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() and not _is_over(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _is_over(pid: int) -> bool:
+    """Ended, but for the exit status that its new parent may not have asked for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True

@@ -6,7 +6,10 @@ Forked processes share what is in memory already and hand back only their result
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +17,8 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+_PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of Linux."""
 
 _tasks: Sequence[Callable[[], Any]] = ()
 
@@ -44,7 +49,7 @@ def results(tasks: Sequence[Callable[[], Result]], processes: int) -> Iterator[R
     global _tasks
     _tasks = tasks
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(count, mp_context=context) as pool:
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_obey) as pool:
         try:
             futures = [pool.submit(_run, number) for number in range(len(tasks))]
             for future in futures:
@@ -52,6 +57,14 @@ def results(tasks: Sequence[Callable[[], Result]], processes: int) -> Iterator[R
         finally:
             _tasks = ()
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _obey() -> None:
+    """Leave interrupts to the parent, and end with it whatever ended it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _alone() -> bool:
