@@ -72,14 +72,14 @@ for _ in results([partial(wait, number) for number in range(3)], 2):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
 def test_the_processes_end_with_their_parent(stop: signal.Signals) -> None:
-    program = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert program.stdout is not None
-    workers = {int(program.stdout.readline()) for _ in range(3)}
-    assert len(workers) == 2
-    program.send_signal(stop)
-    program.wait(timeout=20)
+    with subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        workers = {int(program.stdout.readline()) for _ in range(3)}
+        assert len(workers) == 2
+        program.send_signal(stop)
+        program.wait(timeout=20)
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() and not _is_over(pid) for pid in workers):
         assert time.monotonic() < deadline
