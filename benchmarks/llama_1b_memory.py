@@ -137,6 +137,11 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where to put the files (default: /tmp)")
     parser.add_argument("--layers", type=int, default=22, help="fewer for a trial")
     parser.add_argument("--condition", default="10", help="of the random change of basis")
+    parser.add_argument(
+        "--canonical-copy",
+        action="store_true",
+        help="compare with the canonical form, without moving the checkpoint first",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -165,10 +170,12 @@ def main() -> None:
                 second,
             ),
             "canonicalize": ("-o", third),
-            "compare": (second,),
+            "compare": (third if options.canonical_copy else second,),
         }
+        if options.canonical_copy:
+            del steps["transform"]
         for name, arguments in steps.items():
-            if name == "compare" and results["transform"]["exit_code"] != 0:
+            if name == "compare" and any(done["exit_code"] != 0 for done in results.values()):
                 continue  # nothing to compare with
             found = results[name] = measured(*tool, name, first, *arguments, "--json")
             print(

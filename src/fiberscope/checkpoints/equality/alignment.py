@@ -102,13 +102,15 @@ def _aligned(
             progress(number, steps, what)
 
     tick(0, "frame of the residual stream")
-    _together(lambda: first.tables, lambda: second.tables)
+    # What is asked of both models anyway, at the same time; its operations are large.
+    tasks = [(1, partial(_prepared, model)) for model in (first, second)]
+    list(in_order(tasks, workers()))
     found = Alignment(
         *_frame(first, second, ledger, processes), centred=is_centred_wiring(second.wiring)
     )
     rotated = found.mixes
-    tasks = [partial(_match, first, second, a, b, found.frame, rotated) for a, b in blocks]
-    for number, match in enumerate(results(tasks, processes)):
+    matches = [partial(_match, first, second, a, b, found.frame, rotated) for a, b in blocks]
+    for number, match in enumerate(results(matches, processes)):
         tick(number + 1, blocks[number][1].label)
         _take(match, found)
     tick(len(blocks) + 1, "norms and head")
@@ -123,9 +125,11 @@ def _aligned(
     return found
 
 
-def _together(*tasks: Callable[[], object]) -> None:
-    """Compute what both models will be asked for at the same time."""
-    list(in_order([(1, task) for task in tasks], workers()))
+def _prepared(model: FoldedModel) -> None:
+    """Let a model fold its tables and constants; it keeps them."""
+    assert model.tables is not None
+    assert model.constants is not None
+    assert model.unembedding is not None
 
 
 def blocks_of(
@@ -229,7 +233,6 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment, processes: 
     """Dense layer, unembedding and constants of the logits."""
     frame = found.frame
     one, other = first.dense, second.dense
-    _together(lambda: first.unembedding, lambda: second.unembedding)
     (rows_a, bias_a), (rows_b, bias_b) = first.unembedding, second.unembedding
     head = second.wiring.head
     if one is None or other is None or head is None or head.dense is None:

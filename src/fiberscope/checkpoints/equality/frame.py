@@ -32,8 +32,8 @@ from fiberscope.symmetry import ones_complement
 EPSILON = float(np.finfo(np.float64).eps)
 Pairs = Sequence[tuple[Vectors, Vectors]]
 """Tables whose rows correspond."""
-ROWS = 4096
-"""Rows of the tables that the search for a permutation looks at."""
+FEW_ROWS, ROWS = 1024, 4096
+"""Rows of the tables that the search for a permutation looks at, and where it finds none."""
 
 
 class Freedom(Enum):
@@ -170,8 +170,10 @@ def candidates(first: FoldedModel, second: FoldedModel, ledger: Ledger) -> Itera
         return
     if (exact := _renamed_exactly(pairs, signed)) is not None:
         yield Frame(exact, False, "coordinates renamed and given signs")
-    for matrix in _renamed(pairs, signed):
-        yield Frame(matrix, False, "coordinates renamed and given signs")
+    few = sum(a.shape[0] for a, _ in pairs) <= FEW_ROWS
+    for rows in (ROWS,) if few else (FEW_ROWS, ROWS):
+        for matrix in _renamed(pairs, signed, rows):
+            yield Frame(matrix, False, "coordinates renamed and given signs")
     yield from _blocks(first, second, pairs, signed)
 
 
@@ -224,9 +226,9 @@ def _renamed_exactly(pairs: Pairs, signed: bool) -> Array | None:
     return matrix
 
 
-def _renamed(pairs: Pairs, signed: bool) -> Iterator[Array]:
+def _renamed(pairs: Pairs, signed: bool, rows: int) -> Iterator[Array]:
     """Columns matched by correlation: all, with a sign each or one sign for all."""
-    x, y = _some_rows(pairs, ROWS)
+    x, y = _some_rows(pairs, rows)
     width = x.shape[1]
     norms = np.sqrt((y**2).sum(axis=0))[:, None], np.sqrt((x**2).sum(axis=0))[None]
     cross = y.T @ x
