@@ -149,3 +149,31 @@ def test_sets_are_found_by_every_entry():
     sets, near = equal_sets(Rows(part), 2.0**-23)
     assert sorted(members.tolist() for members in sets) == [[2, 5, 9, 30], [11, 21]]
     assert near == 0
+
+
+@pytest.mark.parametrize("apart", [0, 1])
+@pytest.mark.parametrize("case", [*GATED[:1], *PLAIN[:3]], ids=case_name)
+def test_large_writes_that_cancel_keep_the_function(case, apart):
+    """What rows an ulp apart write may be large and opposite: then the difference is visible."""
+    found, observable, twin = set_up(case)
+    narrow = stored(twin.parameters, "float32")
+    parameters, mlp = with_equal_arguments(wire(found, observable), narrow)
+    rows = (mlp.up if mlp.gate is None else mlp.gate).read(parameters)
+    for _ in range(apart):
+        rows[TWINS[1]] = np.nextafter(rows[TWINS[1]], np.float32(np.inf))
+    down = mlp.down.read(parameters)
+    rest = down[:, TWINS[1]].copy()
+    down[:, TWINS[0]] *= np.float32(1e4)
+    down[:, TWINS[1]] = -down[:, TWINS[0]]
+    down[:, TWINS[1]] += np.float32(1e-3) * rest
+    if mlp.gate is not None:
+        mlp.up.read(parameters)[TWINS[1]] = mlp.up.read(parameters)[TWINS[0]]
+    reference = twin.observe(widened(parameters))
+    form, computed = canonical_parameters(found, parameters, observable)
+    # Without the bound by the effect, 1e-5 to 1e-3.
+    assert deviation(twin, form, reference) < 2e-6
+    assert EQUAL_NEURONS in {place.mechanism for place in computed.places.found}
+    if apart:
+        assert np.count_nonzero(mlp.down.read(form).any(axis=0)) == mlp.down.shape[1]
+    again, computed = canonical_parameters(found, form, observable)
+    assert largest_difference(widened(form), again) < 1e-9

@@ -7,7 +7,9 @@ balanced one is taken, aligned as the factors of heads are. Behind a positively 
 activation a row counts up to its length, behind an odd one up to its sign.
 
 Rows are equal when every entry is, up to the rounding of the storage (`equal_sets`); rows that
-nearly are so are left alone and counted.
+nearly are so are left alone and counted. Where the writes of rows that differ by rounding are large
+and cancel, taking them for equal would change what the layer writes by more than its rounding
+(`Effects`): such sets are left alone and counted, too.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ Array = NDArray[np.float64]
 Sets = list[NDArray[np.int64]]
 
 EQUAL_NEURONS = "equal neurons"
+CANCELLING = "equal up to rounding with writes that cancel"
 MERGED = "neurons whose part an equal one took over"
 NEAR = 16.0
 """Rows that differ by up to this many times the rounding are counted as nearly equal."""
@@ -41,6 +44,43 @@ CHAIN = 2.0**-36
 """Relative rounding of float64 after several moves one after the other."""
 LARGEST = 256
 """Neurons with equal gates up to which their joint factors are computed."""
+
+
+class Effects:
+    """How much of a layer's sum changes when rows that differ by rounding are taken for equal.
+
+    A unit of row ``g`` that writes ``w`` contributes about ``|g|^p |w|``. Given another row at a
+    relative distance ``t``, its contribution changes by at most ``p t`` times as much, which the
+    sum hides up to the rounding of all contributions that are left when the writes of equal rows
+    have been added, ``allowed``.
+    """
+
+    def __init__(
+        self, rows: Rows, sizes: Array, left: Array, degree: int, spacing: float, tolerance: float
+    ) -> None:
+        self.rows, self.sizes, self.degree = rows, sizes, degree
+        self.tolerance = tolerance
+        self.allowed = (tolerance + _general(spacing)) * float(np.linalg.norm(left))
+
+    def hidden(self, members: NDArray[np.int64]) -> bool:
+        """Whether giving all members the first one's row is hidden by rounding."""
+        first = self.rows[members[0]]
+        length = np.linalg.norm(first)
+        for member in members[1:]:
+            apart = np.linalg.norm(self.rows[member] - first) / length
+            if self.degree * apart * self.sizes[member] > self.allowed:
+                return False
+        return True
+
+    def certain(self, members: NDArray[np.int64]) -> bool:
+        """Whether it would be with any rows that are equal up to rounding."""
+        largest = self.sizes[members].max()
+        return bool(self.degree * self.tolerance * largest <= self.allowed)
+
+
+def _general(spacing: float) -> float:
+    """Relative rounding that means and moves leave in rows."""
+    return (ROUNDED if spacing < COARSE else 0.0) * max(spacing, CHAIN)
 
 
 def merge_equal(neurons: Neurons, places: Places) -> None:
@@ -56,20 +96,35 @@ def merge_equal(neurons: Neurons, places: Places) -> None:
     roundings = 1.0 if neurons.power is None else 2.0
     sets, near = equal_sets(rows, roundings * neurons.spacing)
     _note_near(neurons, near, places)
+    degree = 1 if neurons.power is None else neurons.power
+    reach = rows.sizes**degree
+    sizes = np.linalg.norm(neurons.down, axis=1) * reach
+    totals = []
+    left = sizes.copy()
     for members in sets:
-        writes = neurons.down[members]
         # act(c x) = c^p act(x) for c > 0, and an odd activation passes the sign on.
         factors = np.sign(scale[members])
         if neurons.power is not None:
             factors = np.abs(scale[members[0]] / scale[members]) ** neurons.power
-        parts = factors[:, None] * writes
-        total = parts.sum(axis=0) * factors[0]
-        size = np.linalg.norm(parts, axis=1).sum()
-        if np.linalg.norm(total) <= SNAP * neurons.spacing * size:
+        total = (factors[:, None] * neurons.down[members]).sum(axis=0) * factors[0]
+        totals.append(total)
+        left[members] = 0.0
+        left[members[0]] = np.linalg.norm(total) * reach[members[0]]
+    effects = Effects(rows, sizes, left, degree, neurons.spacing, roundings * neurons.spacing)
+    kept = 0
+    for members, total in zip(sets, totals, strict=True):
+        first = members[0]
+        if not effects.certain(members):
+            kept += len(members)
+        if not effects.hidden(members):
+            continue
+        size = SNAP * neurons.spacing * sizes[members].sum()
+        if left[first] <= min(size, effects.allowed):
             total = np.zeros_like(total)
-        neurons.down[members[0]] = total
+        neurons.down[first] = total
         _silence(neurons, members[1:])
         places.note_dead(MERGED, len(members) - 1)
+    places.add(EQUAL_NEURONS, neurons.layer, f"{neurons.label}, {CANCELLING}", (), kept)
 
 
 def _silence(neurons: Neurons, index: NDArray[np.int64]) -> None:
@@ -87,8 +142,26 @@ def equal_gates(neurons: Neurons, places: Places) -> Sets:
     assert neurons.up is not None
     if neurons.power is not None:
         return []
-    sets, near = equal_sets(Rows(neurons.gate), neurons.spacing)
+    from fiberscope.checkpoints.canonical.neurons import rows_with_constant
+
+    rows = Rows(neurons.gate)
+    sets, near = equal_sets(rows, neurons.spacing)
     _note_near(neurons, near, places)
+    if not sets:
+        return []
+    up = rows_with_constant(neurons.up)
+    sizes = np.linalg.norm(up, axis=1) * np.linalg.norm(neurons.down, axis=1) * rows.sizes
+    left = sizes.copy()
+    for members in sets:
+        # The squared Frobenius norm of the matrix that they apply together.
+        writes = neurons.down[members]
+        joint = float(((up[members] @ up[members].T) * (writes @ writes.T)).sum())
+        left[members] = 0.0
+        left[members[0]] = np.sqrt(max(joint, 0.0)) * rows.sizes[members[0]]
+    effects = Effects(rows, sizes, left, 1, neurons.spacing, neurons.spacing)
+    kept = sum(len(members) for members in sets if not effects.certain(members))
+    places.add(EQUAL_NEURONS, neurons.layer, f"{neurons.label}, {CANCELLING}", (), kept)
+    sets = [members for members in sets if effects.hidden(members)]
     large = sum(len(members) for members in sets if len(members) > LARGEST)
     places.add(EQUAL_NEURONS, neurons.layer, neurons.label, (), large)
     return [members for members in sets if len(members) <= LARGEST]
@@ -168,7 +241,7 @@ def equal_sets(rows: Rows, tolerance: float) -> tuple[Sets, int]:
         Relative difference of equal entries.
     """
     # What was added to a row and is taken from it again, a mean say, leaves its own rounding.
-    general = (ROUNDED if tolerance < COARSE else 0.0) * max(tolerance, CHAIN)
+    general = _general(tolerance)
     keys = rows.keys * rows.scale
     sizes = rows.rounded * np.abs(rows.scale)
     live = np.flatnonzero(rows.sizes > 0)
