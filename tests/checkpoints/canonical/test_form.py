@@ -11,10 +11,11 @@ from fiberscope.checkpoints.architecture.program import Observable  # noqa: E402
 from fiberscope.checkpoints.architecture.registry import architecture  # noqa: E402
 from fiberscope.checkpoints.canonical import canonical_parameters  # noqa: E402
 from fiberscope.checkpoints.ledger import ledger  # noqa: E402
+from fiberscope.checkpoints.ledger.rules.discrete import HEAD_PERMUTATION  # noqa: E402
 from fiberscope.checkpoints.twins import build_twin  # noqa: E402
 from fiberscope.checkpoints.writing import FORMATS, rounded  # noqa: E402
 from fiberscope.symmetry import Kind  # noqa: E402
-from tests.checkpoints.ledger.toys import CASES, bert, gpt2, llama, t5  # noqa: E402
+from tests.checkpoints.ledger.toys import CASES, bert, gpt2, llama, opt, t5  # noqa: E402
 
 
 def case_name(case):
@@ -108,6 +109,104 @@ def test_orbits_stored_in_float32_have_one_form(case):
     form, _ = canonical_parameters(found, first, observable)
     other, _ = canonical_parameters(found, second, observable)
     assert largest_difference(form, other) < 1e-3
+
+
+def without_biases(parameters):
+    """All biases zero, norms' ones too."""
+    return {
+        name: np.zeros_like(value) if name.endswith("bias") and value.ndim == 1 else value
+        for name, value in parameters.items()
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_biases_of_zero_are_like_any_others(case):
+    """Freshly initialised models have them; constants of zero and almost zero have one form."""
+    found, observable, twin = set_up(case)
+    parameters = without_biases(twin.parameters)
+    form, _ = canonical_parameters(found, parameters, observable)
+    assert deviation(twin, form, twin.observe(parameters)) < 1e-12
+    other, _ = canonical_parameters(found, moved(found, observable, parameters, 5), observable)
+    for name, value in form.items():
+        np.testing.assert_allclose(
+            other[name], value, rtol=0, atol=1e-8 * max(np.abs(value).max(), 0.1)
+        )
+    for dtype in FORMATS:
+        form, _ = canonical_parameters(found, stored(parameters, dtype), observable)
+        _, computed = canonical_parameters(found, stored(form, dtype), observable)
+        assert computed.work.moved == set(), dtype
+
+
+@pytest.mark.parametrize(
+    ("case", "zero"),
+    [
+        ((gpt2(), "logits"), ("ln_1.bias", "c_attn.bias")),
+        (
+            (opt(tie_word_embeddings=False, enable_bias=False), "logits"),
+            ("self_attn_layer_norm.bias",),
+        ),
+    ],
+    ids=["gpt2", "opt"],
+)
+def test_constants_of_one_attention_that_are_zero(case, zero):
+    found, observable, twin = set_up(case)
+    parameters = {
+        name: np.zeros_like(value) if name.endswith(zero) else value
+        for name, value in twin.parameters.items()
+    }
+    form, _ = canonical_parameters(found, parameters, observable)
+    again, _ = canonical_parameters(found, form, observable)
+    assert largest_difference(form, again) < 1e-12
+    other, _ = canonical_parameters(found, moved(found, observable, parameters, 5), observable)
+    for name, value in form.items():
+        np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("dead", [0.0, 1e-20])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_constant_values_outside_the_rows_are_kept(heads, rows, dead):
+    """Without an output bias, a value's bias is all that its direction has where a row is zero."""
+    config = llama(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        head_dim=None,
+        hidden_size=8,
+        num_key_value_heads=heads,
+        num_hidden_layers=2,
+    )
+    found, observable, twin = set_up((config, "logits"))
+    parameters = {name: value.copy() for name, value in twin.parameters.items()}
+    parameters["model.layers.0.self_attn.v_proj.weight"][:rows] *= dead
+    form, computed = canonical_parameters(found, parameters, observable)
+    ties = {place.mechanism for place in computed.places.found}
+    assert deviation(twin, form, twin.observe(parameters)) < 1e-12
+    _, computed = canonical_parameters(found, form, observable)
+    assert computed.work.moved == set()
+    if (heads, rows, dead) == (1, 4, 0.0):
+        # All that the group's two heads write is constant: nothing tells them apart.
+        assert ties == {HEAD_PERMUTATION}
+        return
+    other, _ = canonical_parameters(found, moved(found, observable, parameters, 5), observable)
+    for name, value in form.items():
+        np.testing.assert_allclose(other[name], value, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_constant_values_with_a_kernel_are_kept_or_left_alone(rows):
+    """OPT without biases: the norm's bias brings constants, of which one direction is unseen."""
+    found, observable, twin = set_up(
+        (opt(tie_word_embeddings=False, enable_bias=False), "logits"), seed=1
+    )
+    parameters = {name: value.copy() for name, value in twin.parameters.items()}
+    gain = parameters["model.decoder.layers.0.self_attn_layer_norm.weight"]
+    value = parameters["model.decoder.layers.0.self_attn.v_proj.weight"]
+    # Rows along 1/gain bring a constant and nothing else.
+    value[:rows] = np.outer(np.arange(1, rows + 1), 1.0 / gain)
+    form, _ = canonical_parameters(found, parameters, observable)
+    assert deviation(twin, form, twin.observe(parameters)) < 1e-12
+    _, computed = canonical_parameters(found, form, observable)
+    assert computed.work.moved == set()
 
 
 def exceptional(parameters, kind):

@@ -14,7 +14,7 @@ from fiberscope.checkpoints.canonical.balancing import balance
 from fiberscope.checkpoints.canonical.places import Places, descending
 from fiberscope.checkpoints.canonical.planes import balance_planes, order_gains
 from fiberscope.checkpoints.canonical.points import Folded, Style
-from fiberscope.checkpoints.canonical.workspace import Workspace
+from fiberscope.checkpoints.canonical.workspace import ARITHMETIC, Workspace
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index, value_kernel_dimension
 from fiberscope.checkpoints.ledger.rules.discrete import GROUP_PERMUTATION, HEAD_PERMUTATION
 from fiberscope.checkpoints.ledger.rules.heads import QUERY_KEY, VALUE_OUTPUT
@@ -87,7 +87,7 @@ def canonical_heads(
             _query_key(heads, places)
         else:
             order_gains(heads, places)
-        _value_output(heads, places)
+        _value_output(heads, segment, places)
         if style.drop:
             _drop_silent_heads(heads, places)
     if not heads.value.reader.absorbing_biases and heads.value.constant is not None:
@@ -201,7 +201,8 @@ def _query_key(heads: Heads, places: Places) -> None:
     whole = len(rows) == attention.key_width
     q = query.rows if whole else query.rows[:, :, rows]
     q_constant = None
-    if query.constant is not None and query.constant.any():
+    # A column of zeros, too: the fixed reference depends on the number of columns.
+    if query.constant is not None:
         q_constant = query.constant if whole else query.constant[:, :, rows]
     k = key.rows if whole else key.rows[:, rows]
     first = _stacked(q, q_constant)
@@ -226,28 +227,57 @@ def _query_key(heads: Heads, places: Places) -> None:
             query.constant[:, :, rows] = moved[..., d]
 
 
-def _value_output(heads: Heads, places: Places) -> None:
+def _value_output(heads: Heads, segment: Segment, places: Places) -> None:
     attention, value = heads.attention, heads.value
     second = _stacked(heads.output, None)
-    found = balance(value.rows, second, heads.spacing)
-    _note(places, VALUE_OUTPUT, attention, found.loose, found.deficient)
+    rows, carried = value.rows, value.constant
+    if carried is not None and value_kernel_dimension(attention, segment) == 0:
+        # Constants that nothing takes, and that are all seen, are one more column of the values.
+        rows, carried = np.concatenate([rows, carried[..., None]], axis=-1), None
+    found = balance(rows, second, heads.spacing)
+    deficient = found.deficient
+    if carried is not None and carried.any() and not found.settled:
+        assert found.basis is not None
+        carried = np.einsum("gst,gt->gs", found.basis, carried)
+        if deficient.any():
+            # What the values do not reach is cut, and the outputs may send a constant there.
+            kept = _kept_constant(heads, found.second)
+            if kept is None:
+                groups = np.flatnonzero(deficient)
+                where = f"{attention.label}, with constants outside"
+                places.add(VALUE_OUTPUT, attention.layer, where, groups.tolist())
+                return
+            carried = kept
+    _note(places, VALUE_OUTPUT, attention, found.loose, deficient)
     if found.settled:
         return
     value.changed = heads.output_changed = True
-    if value.constant is not None and value.constant.any():
-        # What the outputs do not see of a constant is cut with the rest.
-        assert found.basis is not None
-        value.constant = _carried_constant(heads, found.basis)
+    d = value.rows.shape[-1]
+    if value.constant is not None:
+        value.constant = found.first[..., d].copy() if carried is None else carried
+    value.rows = np.ascontiguousarray(found.first[..., :d])
+    heads.output = _unstacked(found.second, heads)
+
+
+def _unstacked(second: Array, heads: Heads) -> Array:
     groups, per_group, width = heads.output.shape[:3]
-    value.rows = found.first
-    moved = found.second.reshape(groups, width, per_group, -1).swapaxes(1, 2)
-    heads.output = np.ascontiguousarray(moved)
+    moved = second.reshape(groups, width, per_group, -1).swapaxes(1, 2)
+    return np.ascontiguousarray(moved)
 
 
-def _carried_constant(heads: Heads, basis: Array) -> Array:
-    assert heads.value.constant is not None
-    moved: Array = np.einsum("gst,gt->gs", basis, heads.value.constant)
-    return moved
+def _kept_constant(heads: Heads, second: Array) -> Array | None:
+    """Constants that new outputs send where the old ones send theirs; None if they cannot."""
+    constant = heads.value.constant
+    assert constant is not None
+    before = heads.output.sum(axis=1)
+    after = _unstacked(second, heads).sum(axis=1)
+    lands = np.einsum("gsd,gs->d", before, constant)
+    matrix = after.reshape(-1, after.shape[-1]).T
+    found = np.linalg.lstsq(matrix, lands, rcond=1e-10)[0]
+    size = np.linalg.norm(before) * np.linalg.norm(constant)
+    if np.linalg.norm(matrix @ found - lands) > ARITHMETIC * size:
+        return None
+    return np.asarray(found.reshape(constant.shape))
 
 
 def _note(
@@ -295,7 +325,10 @@ def _drop_kernel(heads: Heads, segment: Segment) -> None:
     kernel = null_space(matrix)[:, :size]
     constant = value.constant.reshape(-1)
     inside = kernel @ (kernel.T @ constant)
-    if np.abs(inside).max() > 8.0 * heads.spacing * np.linalg.norm(constant):
+    allowed = 8.0 * heads.spacing * np.linalg.norm(constant)
+    if value.reader.bias is None and value.small_constant is not None:
+        allowed += np.linalg.norm(value.small_constant)
+    if np.abs(inside).max() > allowed:
         value.constant = (constant - inside).reshape(value.constant.shape)
         value.changed = True
 

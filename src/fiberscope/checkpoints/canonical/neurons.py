@@ -84,8 +84,8 @@ def canonical_neurons(neurons: Neurons, style: Style, places: Places, *, sort: b
 
 
 def rows_with_constant(part: Folded) -> Array:
-    """Rows with their constant as a last column."""
-    if part.constant is None or not part.constant.any():
+    """Rows with their constant as a last column, zero or not: references count columns."""
+    if part.constant is None:
         return part.rows
     return np.concatenate([part.rows, part.constant[:, None]], axis=1)
 

@@ -265,7 +265,11 @@ def settle_unembedding(output: Folded, wiring: Wiring, style: Style) -> None:
         output.changed = True
     if output.constant is not None:
         mean = output.constant.mean()
-        if abs(mean) > ROUNDINGS * output.spacing * np.sqrt(np.mean(output.constant**2)):
+        allowed = ROUNDINGS * output.spacing * np.sqrt(np.mean(output.constant**2))
+        if output.small_constant is not None:
+            # Constants without a bias are sums of what is stored, and have its rounding.
+            allowed += np.linalg.norm(output.small_constant) / output.constant.size
+        if abs(mean) > allowed:
             output.constant = output.constant - mean
             output.changed = True
 
