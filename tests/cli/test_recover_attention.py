@@ -327,7 +327,7 @@ def test_output_is_an_oracle_again(cli, tmp_path):
             ["--oracle", "python:blackbox:head", "--width", "4", "--arithmetic", "balls"],
             "ball_oracle",
         ),
-        (["--oracle", "http://127.0.0.1:9/nobody"], "did not answer"),
+        (["--oracle", "http://127.0.0.1:9/nobody"], "nothing answered: connection refused"),
     ],
 )
 def test_bad_input_is_one_sentence(cli, tmp_path, monkeypatch, arguments, message):

@@ -13,10 +13,12 @@ import pytest
 from fiberscope.errors import InputError
 from fiberscope.queries.heads import AttentionHeads
 from fiberscope.queries.http_oracle import HttpOracle
+from fiberscope.queries.loading import load_oracle
 from fiberscope.queries.oracle import Arithmetic
 from fiberscope.queries.recover import Request, recover_attention
 from fiberscope.queries.server import serve
 from fiberscope.queries.session import Purpose, QuerySession
+from fiberscope.queries.transcript import Transcript
 from fiberscope.queries.weights_oracle import HeadsOracle
 
 
@@ -151,8 +153,38 @@ def test_answers_cut_off_are_asked_again_and_then_refused(run):
 
 
 def test_nobody_there():
-    with pytest.raises(InputError, match="did not answer"):
+    with pytest.raises(InputError, match="nothing answered: connection refused"):
         HttpOracle("http://127.0.0.1:9/", pause=0.001)
+
+
+def test_a_transcript_replays_without_the_endpoint(run, tmp_path):
+    server = serve(HeadsOracle(draw()))
+    address = run(server)
+    path = tmp_path / "asked.jsonl"
+    with Transcript(path) as record:
+        session = QuerySession(load_oracle(address, transcript=path), transcript=record)
+        first = recover_attention(session, Request(heads=1), seed=5)
+    server.shutdown()
+    server.server_close()
+    with Transcript(path) as record:
+        oracle = load_oracle(address, width=3, transcript=path)
+        session = QuerySession(oracle, transcript=record)
+        again = recover_attention(session, Request(heads=1), seed=5)
+        assert session.asked == 0 and session.replayed == session.queries
+        assert np.array_equal(first.heads.W, again.heads.W)
+        # More than it holds is asked, and there is nobody.
+        oracle._pause = 0.001
+        with pytest.raises(InputError, match="nothing answered"):
+            session.ask(np.full((1, 2, 3), 0.3), Purpose.RECOVERY)
+
+
+def test_an_endpoint_that_is_another_now_is_refused_at_first_contact(run):
+    oracle = HttpOracle(
+        run(Scripted((200, {"width": 4})).server), said={"width": 3, "arithmetic": "float64"}
+    )
+    assert oracle.width == 3
+    with pytest.raises(InputError, match="now has width 4"):
+        oracle.answer([np.ones((1, 3))])
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ def combinations():
         yield {k: v for k, v in zip(CHOICES, values, strict=True) if v is not None}
 
 
-def accepted(options, arithmetic):
+def accepted(options, arithmetic, width=WIDTH):
     """Whether a combination is refused before anything is asked; the refusal is one sentence."""
     try:
         rest = {k: v for k, v in options.items() if k != "relu"}
-        refuse_idle_options(Request(**rest), arithmetic, WIDTH, "relu" in options)
+        refuse_idle_options(Request(**rest), arithmetic, width, "relu" in options)
     except InputError as error:
         said = str(error)
         assert "\n" not in said and not said.endswith(".") and said.startswith(("--", "give --"))
@@ -138,6 +138,30 @@ def test_every_option_of_an_accepted_request_changes_something(arithmetic):
 def test_table_of_combinations(options, kinds, refused):
     for arithmetic in kinds:
         assert accepted(options, arithmetic) is not refused
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds", "refused"),
+    [
+        ({"heads": 2}, KINDS, False),
+        ({"heads": 2, "shorter": True}, KINDS[2:], True),
+        ({"heads_at_most": 3, "shorter": True}, KINDS[2:], True),
+        ({"heads": 2, "full": False}, KINDS[:2], True),
+        ({"full": False}, KINDS[:2], True),
+        ({"rank": 1}, KINDS, True),
+    ],
+)
+def test_table_of_combinations_at_width_one(options, kinds, refused):
+    for arithmetic in kinds:
+        assert accepted(options, arithmetic, width=1) is not refused
+
+
+def test_token_bounds_that_no_token_can_keep_are_refused():
+    for bound in (1e-320, 1e-300, 1e-200):
+        for arithmetic in KINDS:
+            assert not accepted({"token_bound": bound}, arithmetic)
+    for arithmetic in KINDS:
+        assert accepted({"token_bound": 1e-3}, arithmetic)
 
 
 def test_a_hopeless_number_of_heads_is_refused_at_once():

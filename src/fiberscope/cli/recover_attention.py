@@ -131,12 +131,16 @@ def command(
         check_new_file(out, overwrite)
     elif overwrite:
         raise InputError("--overwrite replaces the file that -o names: give -o as well")
+    if out is not None and transcript is not None and _same_file(out, transcript):
+        raise InputError(
+            f"-o and --transcript both name {click.format_filename(out)}: name two files"
+        )
     kind = None if arithmetic is None else Arithmetic(arithmetic)
     oracle: Oracle
     if layer is None:
         if readout is not None:
             raise InputError("--readout is the direction of a layer's output: give --layer as well")
-        oracle = load_oracle(source, width, kind)
+        oracle = load_oracle(source, width, kind, transcript)
     else:
         from fiberscope.cli.attention_layer import layer_oracle
 
@@ -170,11 +174,11 @@ def command(
                 found = recover_attention(session, request, seed)
         except NotOfThisFormError as error:
             return _refused(
-                "not_of_this_form", str(error), (), session, source, as_json, error.test
+                "not_of_this_form", str(error), (), session, source, seed, as_json, error.test
             )
         except NotRecoveredError as error:
             return _refused(
-                "not_recovered", error.reason, error.notes, session, source, as_json, None
+                "not_recovered", error.reason, error.notes, session, source, seed, as_json, None
             )
     if relu:
         if out is not None:
@@ -204,16 +208,22 @@ def _say(sentence: str) -> None:
     os.write(2, f"fiberscope: {sentence}\n".encode("ascii"))
 
 
-def _head(source: str, session: QuerySession, seed: int | None = None) -> dict[str, Any]:
-    head = {
+def _same_file(left: Path, right: Path) -> bool:
+    if left.exists() and right.exists():
+        return left.samefile(right)
+    return left.resolve() == right.resolve()
+
+
+def _head(source: str, session: QuerySession, seed: int) -> dict[str, Any]:
+    return {
         "schema": "fiberscope/recover/1",
         "family": "attention",
         "oracle": source,
         "arithmetic": session.arithmetic.value,
         "sent": session.asked,
         "replayed": session.replayed,
+        "seed": seed,
     }
-    return head if seed is None else {**head, "seed": seed}
 
 
 def _refused(
@@ -222,20 +232,25 @@ def _refused(
     notes: tuple[str, ...],
     session: QuerySession,
     source: str,
+    seed: int,
     as_json: bool,
     test: str | None,
 ) -> int:
     from fiberscope.queries.result import queries_to_dict
+    from fiberscope.verdict import to_plain
 
     if as_json:
+        tests = session.tests
         print_json(
             {
-                **_head(source, session),
+                **_head(source, session, seed),
                 "outcome": outcome,
                 "reason": reason,
                 "failed_test": test,
                 "notes": list(notes),
                 "queries": queries_to_dict(session.counts),
+                "class_tests": None if tests is None else to_plain(tests.tests),
+                "noise": None if tests is None else to_plain(tests.noise),
             }
         )
     else:
@@ -274,16 +289,25 @@ def _print_relu(plain: dict[str, Any], out: Path | None) -> None:
     from rich.table import Table
 
     shown = console()
+    heads, neurons = plain["heads"], len(plain["outer"])
     title = (
-        f"{plain['heads']} heads and {len(plain['outer'])} ReLU neurons on width {plain['width']}"
+        f"{heads} head{'' if heads == 1 else 's'} and {neurons} ReLU "
+        f"neuron{'' if neurons == 1 else 's'} on width {plain['width']}"
     )
     table = Table(title=title, show_header=False)
     table.add_row("kinks found", str(plain["kinks"]))
     signs = "determined" if plain["inner_signs_determined"] else "not determined"
     table.add_row("signs inside neurons", signs)
     _add_queries(table, plain)
-    agree = f"{plain['fresh_queries']} fresh sequences agree to {plain['agreement_bits']:.0f} bits"
-    table.add_row("final check", f"{agree}, sampled: no bound")
+    table.add_row("final check", f"{plain['fresh_queries']} fresh sequences, sampled: no bound")
+    table.add_row(
+        "worst agreement with answers",
+        f"{plain['agreement_bits']:.0f} bits of their root mean square at each length and scale",
+    )
+    table.add_row(
+        "with what attention leaves",
+        f"{plain['network_bits']:.0f} bits of the root mean square of answers without it",
+    )
     table.add_row("what stays open", plain["ambiguity"])
     for note in plain["notes"]:
         table.add_row("note", note)

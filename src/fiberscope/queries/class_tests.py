@@ -196,6 +196,7 @@ def class_tests(
             scale = replace(scale, size=LARGER * scale.size)
             continue
         if found is not None:
+            session.tests = found
             return found
         # NaN or infinity: smaller tokens, down to where the search began.
         if scale.size / 4 < SMALLEST:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -40,15 +41,28 @@ class HttpOracle:
         Overrides what the endpoint says it computes in.
     pause
         Seconds before the second attempt; doubled for each one after that.
+    said
+        What a transcript says that the endpoint said of itself, ``width`` and ``arithmetic``: then
+        it is contacted only when something is asked, and must still say so.
     """
 
     remote = True
 
     def __init__(
-        self, address: str, arithmetic: Arithmetic | None = None, pause: float = 1.0
+        self,
+        address: str,
+        arithmetic: Arithmetic | None = None,
+        pause: float = 1.0,
+        said: dict[str, Any] | None = None,
     ) -> None:
         self.identity, self._pause = address, pause
-        said = self._exchange(None)
+        self._declared, self._contacted = arithmetic, threading.Lock()
+        self._known = said is None
+        self.width, self.arithmetic = self._read(self._exchange(None) if said is None else said)
+
+    def _read(self, said: dict[str, Any]) -> tuple[int, Arithmetic]:
+        """Width and arithmetic from what the endpoint says of itself."""
+        address, arithmetic = self.identity, self._declared
         width, kind = said.get("width"), said.get("arithmetic", Arithmetic.FLOAT64.value)
         if not isinstance(width, int) or isinstance(width, bool) or width < 1:
             raise InputError(
@@ -62,11 +76,24 @@ class HttpOracle:
             raise InputError(
                 "an endpoint answers floats: balls come from python: or a weights file"
             )
-        self.width = width
-        self.arithmetic = arithmetic or Arithmetic(kind)
+        return width, arithmetic or Arithmetic(kind)
+
+    def _first_contact(self) -> None:
+        """See that the endpoint is still what the transcript says."""
+        with self._contacted:
+            if self._known:
+                return
+            width, kind = self._read(self._exchange(None))
+            if (width, kind) != (self.width, self.arithmetic):
+                raise InputError(
+                    f"{self.identity} now has width {width} in {kind.value}, and the transcript "
+                    f"width {self.width} in {self.arithmetic.value}: name a new file"
+                )
+            self._known = True
 
     def answer(self, sequences: Sequence[NDArray[Any]], bits: int = BALL_BITS) -> list[float]:
         """One request for all sequences."""
+        self._first_contact()
         body = json.dumps({"sequences": [np.asarray(each).tolist() for each in sequences]})
         answers = self._exchange(body.encode("ascii")).get("answers")
         if not isinstance(answers, list) or len(answers) != len(sequences):
@@ -100,9 +127,16 @@ class HttpOracle:
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
                 if isinstance(error, OSError | http.client.HTTPException) and not last:
                     continue
-                reason = str(getattr(error, "reason", error)) or type(error).__name__
+                reason = getattr(error, "reason", error)
+                reason = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
+                what = "did not answer with JSON"
+                if isinstance(error, OSError):
+                    what = "cannot be reached, nothing answered"
+                elif isinstance(error, http.client.HTTPException):
+                    what = "did not answer in full"
                 raise InputError(
-                    f"{self.identity} did not answer with JSON: {reason[:120]}; check the address"
+                    f"{self.identity} {what}: {reason[:120].lower()}; check the address, and that "
+                    "the server runs"
                 ) from None
             if not isinstance(found, dict):
                 raise InputError(f"{self.identity} must answer with a JSON object")

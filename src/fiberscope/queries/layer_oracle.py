@@ -178,16 +178,23 @@ def readout_vector(text: str, outputs: int) -> Floats:
     if path.suffix != ".npy":
         raise InputError(f"the readout {text!r} is neither a seed nor an .npy file: give one")
     try:
-        stored = np.load(path, allow_pickle=False)
-        vector = np.asarray(stored, dtype=np.float64)
+        stored = np.asarray(np.load(path, allow_pickle=False))
     except Exception as error:
         reason = " ".join(str(error).split())[:120]
         raise InputError(f"{path} cannot be read as an npy file of numbers: {reason}") from None
-    if vector.shape != (outputs,) or not np.isfinite(vector).all():
+    if stored.dtype.kind not in "fiu":
         raise InputError(
-            f"{path} has shape {vector.shape}: {outputs} finite numbers are needed, one for each "
+            f"{path} holds {stored.dtype} values: real numbers are needed, one for each of the "
+            f"{outputs} outputs of the layer"
+        )
+    if stored.shape != (outputs,):
+        raise InputError(
+            f"{path} has shape {stored.shape}: {outputs} finite numbers are needed, one for each "
             "output of the layer"
         )
+    vector = stored.astype(np.float64)
+    if not np.isfinite(vector).all():
+        raise InputError(f"{path} holds NaN or infinity: give finite numbers")
     return vector
 
 

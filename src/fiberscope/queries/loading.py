@@ -10,6 +10,7 @@ from typing import Any
 
 from fiberscope.errors import InputError
 from fiberscope.queries.oracle import Arithmetic, FunctionOracle, Oracle
+from fiberscope.queries.transcript import transcript_head
 
 FORMS = (
     "python:module:function, an .onnx file, an http(s):// address, or an .npz file of weights W, v"
@@ -17,7 +18,10 @@ FORMS = (
 
 
 def load_oracle(
-    text: str, width: int | None = None, arithmetic: Arithmetic | None = None
+    text: str,
+    width: int | None = None,
+    arithmetic: Arithmetic | None = None,
+    transcript: Path | None = None,
 ) -> Oracle:
     """The oracle that ``--oracle`` names.
 
@@ -31,6 +35,8 @@ def load_oracle(
     arithmetic
         What a weights file computes in (default float64), or what the answers of others are taken
         for.
+    transcript
+        Where an earlier run wrote what an endpoint answered: it is contacted only for more.
 
     Raises
     ------
@@ -42,7 +48,9 @@ def load_oracle(
     elif text.startswith(("http://", "https://")):
         from fiberscope.queries.http_oracle import HttpOracle
 
-        oracle = HttpOracle(text, arithmetic)
+        head = {} if transcript is None else transcript_head(transcript)
+        said = head if head.get("oracle") == text else None
+        oracle = HttpOracle(text, arithmetic, said=said)
     elif text.endswith(".onnx"):
         from fiberscope.queries.onnx_oracle import OnnxOracle
 
@@ -51,6 +59,10 @@ def load_oracle(
         from fiberscope.queries.weights_oracle import HeadsOracle, read_heads
 
         oracle = HeadsOracle(read_heads(Path(text)), arithmetic or Arithmetic.FLOAT64)
+    elif text.endswith((".gguf", ".safetensors")) or Path(text).is_dir():
+        raise InputError(
+            f"{text} is a checkpoint: --layer N makes the attention of its layer N an oracle"
+        )
     else:
         raise InputError(f"the oracle {text!r} is none of the known forms: give {FORMS}")
     if width is not None and width != oracle.width:

@@ -30,7 +30,8 @@ def refuse_idle_options(
     InputError
         With the option and what to do instead.
     """
-    trouble = _relu(request, arithmetic) if relu else _attention(request, arithmetic)
+    trouble = _relu(request, arithmetic) if relu else _attention(request, arithmetic, width)
+    trouble = trouble or _token_bound(request, arithmetic)
     if trouble is None and request.rank is not None and request.rank >= width:
         trouble = (
             f"--rank {request.rank} says nothing at width {width}: leave it out, or give a rank "
@@ -59,7 +60,19 @@ def _relu(request: Request, arithmetic: Arithmetic) -> str | None:
     return None
 
 
-def _attention(request: Request, arithmetic: Arithmetic) -> str | None:
+def _token_bound(request: Request, arithmetic: Arithmetic) -> str | None:
+    """Tokens far below one, their parts and squares must be numbers of the arithmetic."""
+    bound = request.token_bound
+    least = 2.0**-40 if arithmetic in (Arithmetic.FLOAT32, Arithmetic.BFLOAT16) else 2.0**-300
+    if bound is not None and bound < least:
+        return (
+            f"--token-bound {bound:.3g} is too small for {arithmetic.value}, where tokens get lost "
+            f"in rounding: give {least:.1g} or more"
+        )
+    return None
+
+
+def _attention(request: Request, arithmetic: Arithmetic, width: int) -> str | None:
     """What is wrong with a request for attention alone."""
     balls = arithmetic is Arithmetic.BALLS
     several = (request.heads or request.heads_at_most or 1) > 1
@@ -103,6 +116,16 @@ def _attention(request: Request, arithmetic: Arithmetic) -> str | None:
     if request.shorter and one:
         return (
             "--shorter would change nothing for one head: d + d^2 queries are the shortest; "
+            "leave it out"
+        )
+    if width == 1 and request.shorter:
+        return (
+            "--shorter would change nothing at width 1: both algorithms ask 2 H + 1 queries; "
+            "leave it out"
+        )
+    if width == 1 and not request.full:
+        return (
+            "--precision coarse would change nothing at width 1: steps are read in full at once; "
             "leave it out"
         )
     return None

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from fiberscope.queries.interruption import Interruption
 from fiberscope.queries.oracle import BALL_BITS, Arithmetic, Oracle, float_answer
 from fiberscope.queries.refusals import NotRecoveredError
 from fiberscope.queries.transcript import Transcript, query_key
+
+if TYPE_CHECKING:
+    from fiberscope.queries.class_tests import ClassTests
 
 Piece = list[tuple[bytes, int]]
 """Keys and places of the sequences handed to the oracle together."""
@@ -91,6 +94,8 @@ class QuerySession:
         Queries answered by an earlier run's transcript.
     nonfinite
         Answers that were NaN or infinite.
+    tests
+        What the class tests found, once they are done; a refusal shows them.
     """
 
     def __init__(
@@ -114,6 +119,7 @@ class QuerySession:
         self.progress, self.token_bound = progress, token_bound
         self.interruption = interruption or Interruption()
         self._request = FIRST_REQUEST
+        self.tests: ClassTests | None = None
         self.asked = self.refined = self.replayed = self.nonfinite = 0
         self._seen: set[bytes] = set()
         self._counts = {purpose: QueryCount() for purpose in Purpose}

@@ -74,7 +74,11 @@ class Transcript:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except InputError:
+            if error is None:
+                raise
 
     def belongs_to(self, oracle: Oracle) -> None:
         """Open the file for this oracle and read what is known.
@@ -105,7 +109,9 @@ class Transcript:
                 f"the transcript {self.path} cannot be used: {reason}; name another file"
             ) from None
         if not exists:
-            self._stream.write(json.dumps(head) + "\n")
+            self._write(head)
+            # Before anything is asked: a full disk shows here.
+            self.flush()
         self._old = frozenset(self._known)
 
     def _read(self, head: dict[str, Any], arithmetic: Arithmetic) -> None:
@@ -189,18 +195,50 @@ class Transcript:
         else:
             record["tokens"] = [[x.hex() for x in row] for row in tokens.tolist()]
         record["answer"] = _dump_ball(answer) if ball else answer.hex()
-        self._stream.write(json.dumps(record) + "\n")
+        self._write(record)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        assert self._stream is not None
+        try:
+            self._stream.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise self._unwritten(error) from None
 
     def flush(self) -> None:
         """Hand everything to the file system."""
-        if self._stream is not None:
+        if self._stream is None:
+            return
+        try:
             self._stream.flush()
+        except OSError as error:
+            raise self._unwritten(error) from None
 
     def close(self) -> None:
         """Close the file; what is known stays."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        try:
+            stream.close()
+        except OSError as error:
+            raise self._unwritten(error) from None
+
+    def _unwritten(self, error: OSError) -> InputError:
+        reason = (error.strerror or str(error)).lower()
+        return InputError(
+            f"the transcript {self.path} cannot be written: {reason}; make room and run again, "
+            "what it holds is kept, or name another file"
+        )
+
+
+def transcript_head(path: Path) -> dict[str, Any]:
+    """The first line of a transcript: its oracle, width and arithmetic; empty if it is none."""
+    try:
+        with path.open("rb") as stream:
+            found = json.loads(stream.readline(1 << 16))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and found.get("schema") == SCHEMA else {}
 
 
 def _tokens(rows: Any, arithmetic: Arithmetic) -> NDArray[Any]:

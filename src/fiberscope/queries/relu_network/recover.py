@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -38,14 +39,19 @@ Floats = NDArray[np.float64]
 
 LINES, COARSE_LINES = 12, 40
 """Most lines that are searched for hinges, in float64 and in float32."""
-CHECKS = 8
-"""Fresh sequences of every length and scale."""
+SCALES, LENGTHS, CHECKS = (0.125, 0.5, 1.0, 2.0, 4.0), (1, 2, 5, 17), 8
+"""Fresh sequences: sizes of tokens, numbers of them, and sequences of each kind."""
+NEAR = (0.0, *(sign * 2.0**-j for j in range(1, 25) for sign in (1, -1)))
+"""Where the final check looks around every hinge, relative to a token."""
 LEAST_BITS, LEAST_COARSE_BITS = 20.0, 10.0
-"""Agreement on fresh sequences below which nothing is returned, in float64 and in float32."""
+"""Agreement on fresh sequences below which nothing is returned, in float64 and in float32: of the
+largest deviation with the root mean square of answers, and of what the attention leaves of them."""
 COARSE = 2.0**-40
 """Unit roundoff above which an oracle is coarse."""
 _MARGIN = 2.0**17
 _ROUNDING = 2.0**8
+_EXPLAINED = 2.0**5
+"""Times the measured errors of answers that deviations may reach where little is left of them."""
 _WEAK = 1e-4
 
 
@@ -99,7 +105,7 @@ def recover_attention_with_relu(
             error = 2.0 ** -min(estimate.precision.W, default=53.0)
             readout = replace(noise, unit=max(noise.unit, error))
     found = _with_hidden(session, seen, limit, readout, rng)
-    return _Readout(session, found.heads, found.noise, rng, found.notes).run()
+    return _Readout(session, found.heads, found.noise, rng, found.notes, noise).run()
 
 
 @dataclass(frozen=True)
@@ -186,9 +192,11 @@ class _Readout:
         noise: NoiseLevel,
         rng: np.random.Generator,
         notes: tuple[str, ...] = (),
+        measured: NoiseLevel | None = None,
     ) -> None:
         self.session, self.heads, self.noise, self.rng = session, heads, noise, rng
-        self.notes = notes
+        # Errors of the heads found are no excuse for deviations; those of answers are.
+        self.notes, self.measured = notes, measured or noise
         norms = np.linalg.norm(heads.W, axis=(1, 2))
         typical = float(np.median(norms[norms > 0])) if (norms > 0).any() else 1.0
         # Scores of order one at tokens of this 2-norm.
@@ -215,11 +223,11 @@ class _Readout:
             neurons = max(neurons, len(kinks))
             if number == 0 and not kinks:
                 continue
-            worst = min(worst, self.disagreement(kinks))
+            worst = min(worst, self.compared(kinks).worst)
             if worst < min(_MARGIN * self.noise.unit, 2.0**-self.least):
                 return self.answer(kinks, neurons)
         kinks = self.weighed(merged(gathered), Purpose.RETRIES)
-        if -np.log2(max(worst, 1e-300)) >= self.least:
+        if bits(worst) >= self.least:
             return self.answer(kinks, neurons)
         raise RecoveryRefusedError(
             Reason.NO_NEURONS,
@@ -251,30 +259,56 @@ class _Readout:
         signs = np.array([kink.sign for kink in kinks])
         return ReluRecovery(self.heads, rows, signs, None, 0.0, 0)
 
-    def disagreement(self, kinks: list[Kink], purpose: Purpose = Purpose.RECOVERY) -> float:
-        """Largest deviation on fresh sequences, relative to the sum of the sizes of all terms."""
+    def compared(self, kinks: list[Kink], purpose: Purpose = Purpose.RECOVERY) -> Agreement:
+        """Largest deviations on fresh sequences of every size and length.
+
+        Relative to the root mean square of the answers to sequences of the same kind, and of what
+        the attention alone leaves of them: terms that cancel would hide a missing neuron. Single
+        tokens are asked on the hinge of every kink as well, where one kink taken for two shows.
+        """
         model, d = self.candidate(kinks), self.session.width
-        worst = 0.0
-        for scale in (0.5, 1.0, 2.0):
-            for length in (1, 2, 5, 17):
+        answers_off = rest_off = unexplained = 0.0
+        for scale in SCALES:
+            for length in LENGTHS:
                 tokens = self.rng.normal(size=(CHECKS, length, d)) * self.size * scale / np.sqrt(d)
+                if length == 1:
+                    steps = NEAR if scale == 1.0 and purpose is Purpose.FINAL_CHECK else (0.0,)
+                    tokens = np.concatenate([tokens, self.at_hinges(kinks, scale, steps)])
                 tokens = self.session.representable(tokens)
                 answers = self.session.ask(tokens, purpose)
                 c = averages(self.heads.W, tokens)
-                sizes = np.abs(c @ self.heads.v.reshape(-1)) + np.abs(c @ model.kinks.T).sum(axis=1)
-                sizes = np.maximum(sizes, np.abs(answers))
-                with np.errstate(invalid="ignore", divide="ignore"):
-                    off = np.abs(answers - model(tokens)) / np.where(sizes > 0, sizes, 1.0)
-                worst = max(worst, float(off.max()) if np.isfinite(off).all() else np.inf)
-        return worst
+                linear = 0.5 * c @ self.heads.v.reshape(-1)
+                sizes = np.abs(linear) + 0.5 * np.abs(c @ model.kinks.T).sum(axis=1)
+                explained = _EXPLAINED * self.measured.bound(np.maximum(sizes, np.abs(answers)))
+                off = np.abs(answers - model(tokens))
+                if not np.isfinite(off).all():
+                    return Agreement(np.inf, np.inf, np.inf)
+                answers_off = max(answers_off, _relative(off, answers))
+                rest_off = max(rest_off, _relative(off, answers - linear))
+                beyond = np.where(off > explained, off, 0.0)
+                unexplained = max(unexplained, _relative(beyond, answers - linear))
+        return Agreement(answers_off, rest_off, unexplained)
+
+    def at_hinges(self, kinks: list[Kink], scale: float, steps: Sequence[float]) -> Floats:
+        """Single tokens where ``b_k^T c`` is a step times its size, shape ``(K steps, 1, d)``."""
+        d = self.session.width
+        tokens = self.rng.normal(size=(len(kinks), d)) * self.size * scale / np.sqrt(d)
+        # All averages of a single token are that token.
+        normals = [kink.vector.reshape(-1, d).sum(axis=0) for kink in kinks]
+        rows = np.array(normals).reshape(len(kinks), d)
+        squares = np.maximum(np.sum(rows**2, axis=1), 1e-300)
+        tokens -= (np.sum(rows * tokens, axis=1) / squares)[:, None] * rows
+        aside = rows / np.sqrt(squares)[:, None] * self.size * scale / np.sqrt(d)
+        return np.concatenate([tokens + step * aside for step in steps])[:, None]
 
     def answer(self, kinks: list[Kink], neurons: int) -> ReluRecovery:
         """The final check on sequences of its own, then the result."""
-        worst = self.disagreement(kinks, Purpose.FINAL_CHECK)
-        bits = float(-np.log2(max(worst, 2.0**-60)))
-        if bits < self.least:
+        found = self.compared(kinks, Purpose.FINAL_CHECK)
+        if bits(found.worst) < self.least:
             raise RecoveryRefusedError(
-                Reason.CHECK_FAILED, f"Fresh sequences deviate by {worst:.2g} of their size."
+                Reason.CHECK_FAILED,
+                f"Fresh sequences deviate by {found.answers:.2g} of the answers and by "
+                f"{found.rest:.2g} of what the attention leaves of them (root mean squares).",
             )
         model = self.candidate(kinks)
         notes = list(self.notes)
@@ -290,7 +324,43 @@ class _Readout:
             model.kinks,
             model.outer_signs,
             signs,
-            bits,
-            12 * CHECKS,
+            bits(found.answers),
+            len(SCALES) * (len(LENGTHS) * CHECKS + len(kinks)) + (len(NEAR) - 1) * len(kinks),
             tuple(notes),
+            network_bits=bits(found.rest),
         )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Largest deviations on fresh sequences, each relative to a root mean square.
+
+    Attributes
+    ----------
+    answers, rest
+        Relative to the answers, and to what the attention alone leaves of them.
+    unexplained
+        Like ``rest``, of those deviations that exceed the measured errors of answers.
+    """
+
+    answers: float
+    rest: float
+    unexplained: float
+
+    @property
+    def worst(self) -> float:
+        """What decides."""
+        return max(self.answers, self.unexplained)
+
+
+def bits(deviation: float) -> float:
+    """``-log2`` of a relative deviation, at most 60."""
+    return float(-np.log2(max(deviation, 2.0**-60)))
+
+
+def _relative(deviations: Floats, answers: Floats) -> float:
+    """Largest deviation over the root mean square of answers; infinite where these vanish."""
+    largest, size = float(deviations.max()), float(np.sqrt(np.mean(answers**2)))
+    if largest == 0:
+        return 0.0
+    return largest / size if size > 0 else float("inf")

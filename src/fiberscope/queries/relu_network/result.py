@@ -58,12 +58,14 @@ class ReluRecovery:
         Signs that turn the kinks into the neurons ``s_k ReLU(sign_k b_k^T c)``, or None where they
         are not determined (dependent kinks).
     agreement_bits
-        ``-log2`` of the largest deviation on fresh sequences relative to the sizes of the terms;
-        sampled, no bound.
+        ``-log2`` of the largest deviation on fresh sequences relative to the root mean square of
+        the answers to sequences of the same length and size; sampled, no bound.
     fresh_queries
         How many fresh sequences were compared.
     notes
         What the reader should know.
+    network_bits
+        The same relative to what the attention alone leaves of the answers.
     """
 
     heads: AttentionHeads
@@ -74,6 +76,7 @@ class ReluRecovery:
     fresh_queries: int
     notes: tuple[str, ...] = ()
     ambiguity: str = AMBIGUITY
+    network_bits: float = 0.0
 
     def __call__(self, tokens: Floats) -> Floats:
         """Values at sequences ``(n, N, d)``, shape ``(n,)``."""
@@ -106,6 +109,7 @@ class ReluRecovery:
             "outer": to_plain(outer),
             "inner_signs_determined": self.inner_signs is not None,
             "agreement_bits": to_plain(self.agreement_bits),
+            "network_bits": to_plain(self.network_bits),
             "fresh_queries": self.fresh_queries,
             "ambiguity": self.ambiguity,
             "notes": list(self.notes),
