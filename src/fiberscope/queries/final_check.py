@@ -23,6 +23,11 @@ COARSE = 2.0**-12
 """Unit roundoff above which deviations are judged by their root mean square as well."""
 TYPICAL_ROUNDING = 10.0
 """Factor on typical rounding there, which grows with scores."""
+SHARE = 2.0**-8
+"""Root mean square of deviations over that of the answers which passes at most, beside the noise,
+whatever the precision that is claimed: an answer that is known more coarsely is not checked."""
+QUIET = 2.0**-12
+"""Noise, relative to the answers, up to which that is demanded."""
 ASKED_AGAIN = 4
 """Answers to each fresh sequence where they differ from call to call."""
 STANDARD, OUTLIER = 2.0, 6.0
@@ -82,7 +87,8 @@ def final_check(
     Declared errors and decimals: typical deviations must not exceed the bounds themselves. Answers
     that differ from call to call: every sequence is asked :data:`ASKED_AGAIN` times, and the mean
     may deviate by :data:`STANDARD` standard errors, of the repeated answers and of the recovered
-    weights together, in the root mean square.
+    weights together, in the root mean square. Where the noise is small beside the answers, typical
+    deviations must be within :data:`SHARE` of them, whatever ``relative`` grants.
 
     Parameters
     ----------
@@ -170,6 +176,10 @@ def final_check(
         expected = TYPICAL_ROUNDING * (noise.typical * reach + noise.typical_absolute)
         explained = _root_mean_square(expected) + _root_mean_square(1.5 * moved)
         typical.append((mean / explained, mean))
+    size_of_answers = _root_mean_square(np.where(np.isfinite(truth), truth, 0.0))
+    if noise.repeatable and noise.unit <= QUIET and noise.absolute <= QUIET * size_of_answers:
+        demanded = SHARE * size_of_answers + _root_mean_square(noise.bound(sizes))
+        typical.append((mean / demanded if mean else 0.0, mean))
     for found_ratio, seen in typical:
         if found_ratio > worst:
             worst, shown, allowed = found_ratio, seen, seen / found_ratio

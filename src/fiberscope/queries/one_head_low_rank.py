@@ -85,7 +85,8 @@ def recover_low_rank_head(
     if found > rank:
         raise NotRecoveredError(
             f"W has rank at least {found}: singular value {found} of {k} x {k} measured scores is "
-            f"{singular[found - 1]:.2g}, errors explain {slack:.2g}; give a larger --rank"
+            f"{singular[found - 1]:.2g}, errors explain {slack:.2g}; there are more heads (try "
+            "--heads-at-most), or a larger rank"
         )
     # T[:, :k] T11^+ and T11^+ T[:k, :], cut to the rank that stands above the noise.
     inverse = (right[:found].T / singular[:found]) @ left[:, :found].T
@@ -102,6 +103,11 @@ def recover_low_rank_head(
         hidden = np.linalg.norm(value[:, :k] - columns @ value[:k, :k])
         hidden += np.linalg.norm(value[:k] - value[:k, :k] @ rows) + slack
         slip += hidden * d / k
+    else:
+        # Below what counts as rank there may be a tail: what the corner shows of it, as it is
+        # carried to the unmeasured block, and as large there per row and column.
+        tail = float(np.linalg.norm(singular[found:]))
+        slip += tail * ((1 + _size(columns)) * (1 + _size(rows)) + d / k)
     W = np.linalg.solve(z, np.linalg.solve(y, T.T).T)
     W_error = float(np.hypot(np.linalg.norm(error), slip)) / (large * small)
     notes = () if found == rank else (f"W has rank {found} as far as the noise shows",)

@@ -4,6 +4,7 @@
 2. The steps on a half circle of last tokens (:mod:`.circle`): how many heads, roughly which.
 3. Their directions in all coordinates, for this ``z`` (:mod:`.directions`).
 4. A basis of directions near ``z``, then a balanced orthogonal one (:mod:`.sweep`).
+   A few further directions must agree (:mod:`.spare_directions`).
 5. Signs, mirrored pairs and a head without scores (:mod:`.mirrors`).
 6. Fresh long sequences at several scales. What fails them is not returned: the search starts again.
 
@@ -26,6 +27,12 @@ from fiberscope.queries.many_heads.mirrors import SignedHeads, signed_heads
 from fiberscope.queries.many_heads.pairs import NotFiniteError, PairProbe
 from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
 from fiberscope.queries.many_heads.scalar_heads import MOST, NoScalarHeadsError, scalar_heads
+from fiberscope.queries.many_heads.spare_directions import (
+    Spare,
+    SpareError,
+    drawn_direction,
+    with_spare_directions,
+)
 from fiberscope.queries.many_heads.steps import Fit, Steps
 from fiberscope.queries.many_heads.sweep import (
     EXPLAINED,
@@ -33,6 +40,7 @@ from fiberscope.queries.many_heads.sweep import (
     SweepError,
     coarse_sweep,
     fine_sweep,
+    measure,
     typical_size,
 )
 from fiberscope.queries.noise import NoiseLevel
@@ -52,6 +60,16 @@ WILD = 3
 """Circles in a row with too many changes to be steps, after which the search ends."""
 COARSE, FINE = 1.25, (1.2, 1.3)
 """Points per head, dimension and direction."""
+SPARES = {True: (3, 2.0), False: (2, COARSE)}
+"""Directions beyond a basis, and points per head and dimension there: full and coarse."""
+LEFT = 2.0
+"""Times the residuals that are explained elsewhere, at these: only heads that move count."""
+CONTRADICTIONS = 2
+"""Searches that further directions may contradict, after which there is no answer."""
+MERGED = (
+    "heads that differ by less than what the noise shows count as one, and stated bits are then of "
+    "the merged head; heads too weak for the noise do not show"
+)
 STEEPNESS = ((1e-13, 64.0), (1e-6, 8.0), (np.inf, 2.0))
 """Relative noise, and times the length at which scores saturate, for the circle."""
 LEAST_BITS = 4.0
@@ -117,6 +135,7 @@ class HeadSearch:
     """
 
     name = "many heads in floats, two-token queries"
+    least_bits = LEAST_BITS
 
     def __init__(
         self,
@@ -131,6 +150,7 @@ class HeadSearch:
         self.notes: tuple[str, ...] = ()
         self.scanned = self.swept = False
         self.wild = 0
+        self.contradictions = 0
         d = session.width
         total = session.ask(np.eye(d)[:, None, :], Purpose.RECOVERY)
         if not np.isfinite(total).all():
@@ -222,6 +242,13 @@ class HeadSearch:
         self.probe.purpose = Purpose.RETRIES if self.swept else Purpose.RECOVERY
         self.swept = True
         known, size = self.measured(z, steps)
+        try:
+            known = with_spare_directions(known, self.spares(known, size))
+        except SpareError as found:
+            self.contradictions += 1
+            if self.contradictions == CONTRADICTIONS:
+                raise RecoveryRefusedError(Reason.CHECK_FAILED, str(found)) from None
+            raise SearchFailure(Reason.CHECK_FAILED, str(found)) from None
         return self.confirmed(known, size, f"search {attempt + 1}" if attempt else "")
 
     def confirmed(self, known: Bilinear, size: float, note: str) -> Estimate:
@@ -248,6 +275,18 @@ class HeadSearch:
         if self.full:
             known = fine_sweep(self.probe, known, size, FINE, self.rng)
         return known, size
+
+    def spares(self, known: Bilinear, size: float) -> list[Spare]:
+        """Fits at directions beyond the basis, from what is known."""
+        found = []
+        count, each = SPARES[self.full]
+        for _ in range(count if len(known.w) else 0):
+            z = self.probe.direction(drawn_direction(known.w, self.rng) * size, size)
+            fit, ratio = measure(self.probe, z, known.steps(z), (each,), self.rng)
+            if ratio > LEFT * EXPLAINED:
+                raise SpareError("A further direction fits no such heads.")
+            found.append(Spare(z, fit, 0.1 * self.probe.floor(z, fit.steps.heights, -2.0)))
+        return found
 
     def completed(self, circle: Circle, flat: Fit) -> Steps | None:
         """Steps in all coordinates from those in a plane; None if they explain too little."""
@@ -307,20 +346,23 @@ class HeadSearch:
         v_bits = tuple(
             _bits(found.v_errors[k], float(np.linalg.norm(raw.v[k])), self.noise) for k in order
         )
-        if min((*W_bits, *v_bits), default=53.0) < LEAST_BITS:
-            raise SearchFailure(Reason.PRECISION, "Some head would have less than 4 bits.")
+        if min((*W_bits, *v_bits), default=53.0) < self.least_bits:
+            raise SearchFailure(
+                Reason.PRECISION, f"Some head would have less than {self.least_bits:g} bits."
+            )
         self.agree(heads, W_bits, v_bits)
         precision = Precision(
             W_bits,
             v_bits,
             BoundKind.CONDITIONAL,
-            "eight times the standard errors of least squares, with the spread of its residuals",
+            "eight times the standard errors of least squares, with the spread of its residuals, "
+            "and what further directions show",
         )
         if heads.count > self.limit:
             raise RecoveryRefusedError(
                 Reason.MORE_HEADS, f"{heads.count} heads where {self.limit} are allowed."
             )
-        notes = tuple(text for text in (*self.notes, found.note, note) if text)
+        notes = tuple(text for text in (*self.notes, found.note, note, MERGED) if text)
         name = self.name + ("" if self.full else ", coarse")
         return Estimate(heads, precision, name, notes)
 

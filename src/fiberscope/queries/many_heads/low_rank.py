@@ -11,6 +11,7 @@ any further direction has ``r`` unknowns a head:
    singular values show whether the rank is larger than stated, beyond the errors.
 3. Moves in all other directions, in ``r`` coordinates a head. The points leave the frames by known
    amounts, so that a head which leaves its frame is seen here as well.
+   Two directions far from the first one must agree (:mod:`.spare_directions`).
 4. Signs and the final check as for heads of any rank.
 """
 
@@ -30,6 +31,7 @@ from fiberscope.queries.many_heads.floats import HeadSearch
 from fiberscope.queries.many_heads.low_rank_design import separated_points
 from fiberscope.queries.many_heads.low_rank_fit import FramedFit, FramedProblem
 from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
+from fiberscope.queries.many_heads.spare_directions import Spare, SpareError, drawn_direction
 from fiberscope.queries.many_heads.steps import Fit, Steps
 from fiberscope.queries.many_heads.sweep import EXPLAINED, Bilinear, SweepError, assemble
 from fiberscope.queries.noise import NoiseLevel
@@ -45,6 +47,11 @@ SPARE = 4
 """Directions in all coordinates beyond the rank."""
 EACH = 1.02
 """Points per head and unknown coordinate."""
+SPARES, SPARE_EACH = 2, 1.5
+"""Directions beyond the basis, and points per head and coordinate there: enough to spare that what
+a weak head adds is not fitted away."""
+LEAST_BITS = ((2.0**-40, 20.0), (np.inf, 8.0))
+"""Relative noise, and the bits below which an answer is none."""
 CHANGE = 0.25
 """Typical change of the scores at all points by a move."""
 MOVES = (1.0, 0.3, 0.1, 0.025)
@@ -122,6 +129,7 @@ class LowRankSearch(HeadSearch):
         self.rank = rank
         self.name = f"many heads of rank at most {rank} in floats, two-token queries"
         self.notes: tuple[str, ...] = ()
+        self.least_bits = next(bits for most, bits in LEAST_BITS if noise.unit <= most)
 
     def completed(self, circle: Circle, flat: Fit) -> Steps | None:
         """Steps in all coordinates; what they explain shows where the first sweep starts."""
@@ -164,12 +172,28 @@ class LowRankSearch(HeadSearch):
         rows = np.array([each.z for each in moves])
         return assemble(rows, fits, max(each.ratio for each in moves)), sweep.size
 
-    def start(self, z: Floats, steps: Steps) -> tuple[_Sweep, Floats]:
+    def spares(self, known: Bilinear, size: float) -> list[Spare]:
+        """Fits at directions far from the first one, in all coordinates."""
+        found = []
+        for _ in range(SPARES if len(known.w) else 0):
+            z = drawn_direction(known.w, self.rng) * size
+            sweep, points = self.start(z, known.steps(z), SPARE_EACH)
+            base = known.steps(sweep.z)
+            fit, floor = self.asked(sweep.z, FramedProblem(points, None, base), base)
+            if not self.explained(fit, floor, 0.0):
+                raise SpareError(
+                    f"At a further direction {fit.worst / floor / EXPLAINED:.2g} times what errors "
+                    "explain is left: a weak head is missing, or the rank is larger."
+                )
+            found.append(Spare(sweep.z, fit, self.probe.floor(sweep.z, base.heights, -2.0)))
+        return found
+
+    def start(self, z: Floats, steps: Steps, each: float = EACH) -> tuple[_Sweep, Floats]:
         """The length of ``z`` at which points are about half as long, and points in all of space.
 
         ``G(s z, y / s) = s G(z, y)``: steps for one length give those for another.
         """
-        points = separated_points(steps, None, EACH, self.rng)
+        points = separated_points(steps, None, each, self.rng)
         longest = float(np.sqrt(np.mean(np.sum(points**2, axis=1))))
         reach = longest * float(np.linalg.norm(z))
         gain = float(np.linalg.norm(steps.directions, axis=1).max())
@@ -251,7 +275,8 @@ class LowRankSearch(HeadSearch):
             raise RecoveryRefusedError(
                 Reason.RANK,
                 f"Some head has rank at least {found}: singular value {found} of its moves is "
-                f"{singular[found - 1]:.2g}, errors explain {noise:.2g}.",
+                f"{singular[found - 1]:.2g}, errors explain {noise:.2g}; there are more heads, or "
+                "a larger rank.",
             )
         keep = min(self.rank, len(singular))
         inverse = left[:, :found] / singular[:found]
