@@ -23,6 +23,8 @@ from fiberscope.checkpoints.equality.once import once
 
 ROUNDS = 4
 REFINEMENTS = 2
+ZERO = 1e-12
+"""Singular value, relative to the largest, that counts as zero."""
 ALIKE = 1.2
 """Variance of a fit without weights, relative to one with, up to which they are not worth it."""
 GOOD_ENOUGH = 1.2
@@ -96,9 +98,10 @@ def fit_basis(
         problem = whole if open_.size == len(plain) else whole.some(open_)
         for matrix, score in problem.climb(start(problem), enough):
             better = score < best_score[open_]
-            last = whole.last
+            last = problem.last
             if (
-                last is not None
+                problem is whole
+                and last is not None
                 and (score <= enough).all()
                 and not _doubtful(matrix, adjoint(last.dual)).any()
             ):
@@ -153,6 +156,7 @@ class _Problem:
         self, matrix: NDArray[Any], enough: float
     ) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
         """The start and its improvements, each with its weighted squared residual."""
+        matrix = self.completed(matrix)
         score = self.score(matrix)
         yield matrix, score
         for _ in range(ROUNDS):
@@ -164,8 +168,40 @@ class _Problem:
                 left = (self.plain_moved - matrix @ self.plain) @ adjoint(self.plain)
                 right = self.dual_moved @ adjoint(self.dual - adjoint(matrix) @ self.dual_moved)
                 matrix = matrix + self.solve(left, right, weight)
+            matrix = self.completed(matrix)
             score = self.score(matrix)
             yield matrix, score
+
+    def completed(self, matrix: NDArray[Any]) -> NDArray[Any]:
+        """Make a fit invertible on directions ``v`` along which the first plain factor is zero.
+
+        There ``x = M v`` is any solution of ``D'^H x = D^H v``: the least-squares one, and what
+        the second dual factor does not see, if its rank is smaller too.
+        """
+        doubtful = np.flatnonzero(_doubtful(matrix))
+        if not doubtful.size:
+            return matrix
+        matrix = matrix.copy()
+        for number in doubtful:
+            left, sizes, _ = np.linalg.svd(self.plain[number])
+            free = left[:, int((sizes > ZERO * sizes[:1]).sum()) :]
+            if not free.shape[-1]:
+                continue
+            rest = matrix[number] - (matrix[number] @ free) @ adjoint(free)
+            kept = np.linalg.svd(rest, compute_uv=False)
+            kept = kept[kept > 1e-13 * kept[:1]]
+            typical = float(np.sqrt(kept[0] * kept[-1])) if kept.size else 1.0
+            dual = self.dual_moved[number]
+            left, sizes, right = np.linalg.svd(dual)
+            # What rounding alone leaves of a factor without full rank.
+            noise = 3 * float(np.sqrt(dual.shape[-1] * self.back[number].max()))
+            rank = int((sizes > np.maximum(noise, ZERO * sizes[:1])).sum())
+            seen = right[:rank] @ (adjoint(self.dual[number]) @ free)
+            images = left[:, :rank] @ (seen / sizes[:rank, None])
+            unseen = left[:, rank:][:, : free.shape[-1]]
+            images[:, : unseen.shape[-1]] += typical * unseen
+            matrix[number] = rest + images @ adjoint(free)
+        return matrix
 
     def solve(self, left: NDArray[Any], right: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
         return _solve(self.gram, self.gram_moved, (left, right), weight, self.noise)
