@@ -25,6 +25,8 @@ ROUNDS = 4
 REFINEMENTS = 2
 ZERO = 1e-12
 """Singular value, relative to the largest, that counts as zero."""
+SMALL = 1e-5
+"""Singular value, relative to the largest, below which the other factor says more."""
 ALIKE = 1.2
 """Variance of a fit without weights, relative to one with, up to which they are not worth it."""
 GOOD_ENOUGH = 1.2
@@ -81,11 +83,12 @@ def fit_basis(
     whole = _Problem(plain, plain_moved, dual, dual_moved, noise, back)
     enough = GOOD_ENOUGH * max(1, r * (plain.shape[-1] + dual.shape[-1] - r))
     starts: tuple[Callable[[_Problem], NDArray[Any]], ...] = (
-        lambda p: p.cross @ _inverse_gram(p.gram),
-        lambda p: _inverse_gram(p.gram_moved) @ p.cross_dual,
+        lambda p: _carried(p.plain, p.plain_moved, p.gram, p.cross),
+        lambda p: adjoint(_carried(p.dual_moved, p.dual, p.gram_moved, adjoint(p.cross_dual))),
         lambda p: _solve(
             p.gram, p.gram_moved, p.cross + p.cross_dual, _eye(p.gram), np.ones_like(p.noise)
         ),
+        lambda p: p.completed(_carried(p.plain, p.plain_moved, p.gram, p.cross), SMALL),
     )
     kind = np.result_type(plain, plain_moved)
     best = np.broadcast_to(np.eye(r, dtype=kind), (len(plain), r, r)).copy()
@@ -172,19 +175,21 @@ class _Problem:
             score = self.score(matrix)
             yield matrix, score
 
-    def completed(self, matrix: NDArray[Any]) -> NDArray[Any]:
+    def completed(self, matrix: NDArray[Any], small: float | None = None) -> NDArray[Any]:
         """Make a fit invertible on directions ``v`` along which the first plain factor is zero.
 
         There ``x = M v`` is any solution of ``D'^H x = D^H v``: the least-squares one, and what
-        the second dual factor does not see, if its rank is smaller too.
+        the second dual factor does not see, if its rank is smaller too. With ``small``, the dual
+        factors also decide where the plain one is that small, in every circuit.
         """
-        doubtful = np.flatnonzero(_doubtful(matrix))
+        every = small is not None
+        doubtful = np.arange(len(matrix)) if every else np.flatnonzero(_doubtful(matrix))
         if not doubtful.size:
             return matrix
         matrix = matrix.copy()
         for number in doubtful:
             left, sizes, _ = np.linalg.svd(self.plain[number])
-            free = left[:, int((sizes > ZERO * sizes[:1]).sum()) :]
+            free = left[:, int((sizes > (small or ZERO) * sizes[:1]).sum()) :]
             if not free.shape[-1]:
                 continue
             rest = matrix[number] - (matrix[number] @ free) @ adjoint(free)
@@ -370,6 +375,20 @@ def _smallest_kept(values: NDArray[np.float64], lost: NDArray[np.bool_]) -> NDAr
 def _inverse(matrix: NDArray[Any]) -> NDArray[Any]:
     """Inverse; directions in which a rank-deficient circuit leaves it open go to zero."""
     return _pseudo_inverse(matrix, False)
+
+
+def _carried(
+    first: NDArray[Any], second: NDArray[Any], gram: NDArray[Any], cross: NDArray[Any]
+) -> NDArray[Any]:
+    """Least-squares ``X`` with ``second = X first``, given ``first first^H``, ``second first^H``.
+
+    Gram matrices see half the digits: where these do not do, the factor itself is decomposed.
+    """
+    inverse = _inverse_gram(gram)
+    result = cross @ inverse
+    for number in np.flatnonzero(_doubtful(gram, inverse)):
+        result[number] = second[number] @ np.linalg.pinv(first[number], rcond=ZERO)
+    return np.asarray(result)
 
 
 def _inverse_gram(gram: NDArray[Any]) -> NDArray[Any]:
