@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fiberscope.checkpoints.architecture.program import Observable
+from fiberscope.checkpoints.equality.factors import fit_basis
 from fiberscope.checkpoints.ledger.wiring import wire
 from fiberscope.checkpoints.moves import Catalogue, RandomMove
 from fiberscope.verdict import Outcome
@@ -383,3 +384,69 @@ def test_duplicate_neurons_merged_and_split(config: dict[str, object]) -> None:
     mlp.down.write(copy, down)
     same(model, source, copy)
     same(model, copy, source)
+
+
+@pytest.mark.parametrize("channel", ["value", "query"])
+@pytest.mark.parametrize("form", ["float64", "float32", "bfloat16"])
+def test_channels_that_are_zero_in_both_factors(channel: str, form: str) -> None:
+    """The change of basis is free along them, and must still be invertible."""
+    config = toys.gpt2(n_embd=16, n_inner=12, vocab_size=64, n_head=2)
+    model = laid_out(config)
+    source = drawn(model, 0)
+    at = "transformer.h.0.attn"
+    fused, bias = source[f"{at}.c_attn.weight"], source[f"{at}.c_attn.bias"]
+    if channel == "value":
+        fused[:, 32 + 4] = bias[32 + 4] = 0.0
+        source[f"{at}.c_proj.weight"][4] = 0.0
+    else:
+        for column in (3, 16 + 3):
+            fused[:, column] = bias[column] = 0.0
+    for seed in range(3):
+        copy = stored(moved(model, source, seed), form)
+        assert compared(model, source, copy).outcome is Outcome.SAME
+        assert compared(model, copy, source).outcome is Outcome.SAME
+    copy[f"{at}.c_attn.weight"] = np.array(copy[f"{at}.c_attn.weight"])
+    copy[f"{at}.c_attn.weight"][2, 5] *= 1.2
+    assert compared(model, source, copy).outcome is not Outcome.SAME
+
+
+def test_groups_that_different_starts_explain() -> None:
+    """Some circuits of a batch are fitted at once, others later."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        count, width, length = 5, 8, 32
+        plain, dual = (rng.standard_normal((count, width, length)) for _ in range(2))
+        matrices = []
+        for _ in range(count):
+            left, _, right = np.linalg.svd(rng.standard_normal((width, width)))
+            matrices.append(left * np.logspace(0, rng.choice([0, 2, 4]), width) @ right)
+        matrix = np.array(matrices)
+        plain[1:3, 4:] = 0.0
+        moved_plain = (matrix @ plain).astype(np.float32)
+        moved_dual = (np.linalg.inv(matrix).swapaxes(1, 2) @ dual).astype(np.float32)
+        noises = [
+            (np.spacing(np.abs(x)).astype(np.float64) ** 2 / 12).mean(axis=-1)
+            for x in (moved_plain, moved_dual)
+        ]
+        first, second = moved_plain.astype(np.float64), moved_dual.astype(np.float64)
+        change = fit_basis(plain, first, dual, second, noises[0], noises[1])
+        assert change.matrix.shape == (count, width, width)
+        left = np.square(change.matrix @ plain - first) / np.maximum(noises[0], 1e-30)[..., None]
+        assert np.sqrt(left.mean(axis=(1, 2))).max() < 3
+
+
+def test_constants_that_dwarf_the_rows() -> None:
+    config = toys.opt(
+        hidden_size=24,
+        word_embed_proj_dim=24,
+        ffn_dim=48,
+        vocab_size=96,
+        max_position_embeddings=16,
+    )
+    model = laid_out(config)
+    source = drawn(model, 0)
+    norm = "model.decoder.layers.0.self_attn_layer_norm"
+    source[f"{norm}.bias"] *= 1e10
+    source[f"{norm}.weight"] *= 1e-10
+    copy = stored(source, "float32")
+    assert compared(model, copy, copy).outcome is Outcome.SAME

@@ -44,6 +44,8 @@ class Alignment:
         Why agreement or difference would not be conclusive.
     mismatches
         Differences no number measures: blocks that do not correspond.
+    tables
+        How many statistics, the first ones, are those of tables.
     """
 
     frame: Frame
@@ -54,6 +56,7 @@ class Alignment:
     mismatches: list[str] = field(default_factory=list)
     uncertainty: tuple[float, str] = (0.0, "")
     centred: bool = False
+    tables: int = 0
 
     @property
     def mixes(self) -> bool:
@@ -105,9 +108,9 @@ def _aligned(
     # What is asked of both models anyway, at the same time; its operations are large.
     tasks = [(1, partial(_prepared, model)) for model in (first, second)]
     list(in_order(tasks, workers()))
-    found = Alignment(
-        *_frame(first, second, ledger, processes), centred=is_centred_wiring(second.wiring)
-    )
+    frame, tables = _frame(first, second, ledger, processes)
+    centred = is_centred_wiring(second.wiring)
+    found = Alignment(frame, tables, centred=centred, tables=len(tables))
     rotated = found.mixes
     matches = [partial(_match, first, second, a, b, found.frame, rotated) for a, b in blocks]
     for number, match in enumerate(results(matches, processes)):

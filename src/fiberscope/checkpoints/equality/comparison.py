@@ -173,8 +173,9 @@ def compare_models(
     found, outcome, reason, name = decided(one, other, progress, processes)
     if outcome is not Outcome.SAME:
         # Either of the two may be the copy, and only the copy's rounding is independent noise.
-        worst = max((part.rms for part in found.statistics), default=0.0)
-        if worst < CLEARLY:
+        # Tables that differ that much do so whatever is fitted.
+        tables = found.statistics[: found.tables]
+        if max((part.rms for part in tables), default=0.0) < CLEARLY:
             again = decided(other, one, progress, processes)
             if _PREFERRED.index(again[1]) < _PREFERRED.index(outcome):
                 found, outcome, reason, name = again

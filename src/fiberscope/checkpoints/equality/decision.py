@@ -11,6 +11,8 @@ from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger import Ledger, ledger
 from fiberscope.verdict import Outcome
 
+BLURRED = 100.0
+"""Roundings (rms) beyond which a difference is one although rounding blurs a circuit."""
 CONCLUSIVE = 1e-4
 """Relative difference of a table that no fitted frame causes, however little determines it."""
 
@@ -67,6 +69,15 @@ def _decide(found: Alignment, tables: set[str]) -> tuple[Outcome, str, str]:
         if not differing or (found.mismatches and not differing):
             return Outcome.DIFFERENT, found.mismatches[0], found.mismatches[0].split(":")[0]
         part = apart[0] if found.frame.undetermined else differing[0]
+        share, circuit = found.uncertainty
+        if share > VACUOUS and max(one.rms for one in differing) < BLURRED:
+            # The basis of a circuit that rounding blurs is as uncertain as the circuit.
+            return (
+                Outcome.UNDECIDED,
+                f"{part.name} differs by {part.rms:.3g} roundings (root mean square), but rounding "
+                f"leaves {circuit} uncertain by {share:.0%}, and with it what was fitted",
+                "",
+            )
         return (
             Outcome.DIFFERENT,
             f"{part.name} differs by {part.rms:.3g} roundings (root mean square; "

@@ -23,6 +23,10 @@ from fiberscope.checkpoints.equality.once import once
 
 ROUNDS = 4
 REFINEMENTS = 2
+ZERO = 1e-12
+"""Singular value, relative to the largest, that counts as zero."""
+SMALL = 1e-5
+"""Singular value, relative to the largest, below which the other factor says more."""
 ALIKE = 1.2
 """Variance of a fit without weights, relative to one with, up to which they are not worth it."""
 GOOD_ENOUGH = 1.2
@@ -79,11 +83,12 @@ def fit_basis(
     whole = _Problem(plain, plain_moved, dual, dual_moved, noise, back)
     enough = GOOD_ENOUGH * max(1, r * (plain.shape[-1] + dual.shape[-1] - r))
     starts: tuple[Callable[[_Problem], NDArray[Any]], ...] = (
-        lambda p: p.cross @ _inverse_gram(p.gram),
-        lambda p: _inverse_gram(p.gram_moved) @ p.cross_dual,
+        lambda p: _carried(p.plain, p.plain_moved, p.gram, p.cross),
+        lambda p: adjoint(_carried(p.dual_moved, p.dual, p.gram_moved, adjoint(p.cross_dual))),
         lambda p: _solve(
             p.gram, p.gram_moved, p.cross + p.cross_dual, _eye(p.gram), np.ones_like(p.noise)
         ),
+        lambda p: p.completed(_carried(p.plain, p.plain_moved, p.gram, p.cross), SMALL),
     )
     kind = np.result_type(plain, plain_moved)
     best = np.broadcast_to(np.eye(r, dtype=kind), (len(plain), r, r)).copy()
@@ -96,9 +101,10 @@ def fit_basis(
         problem = whole if open_.size == len(plain) else whole.some(open_)
         for matrix, score in problem.climb(start(problem), enough):
             better = score < best_score[open_]
-            last = whole.last
+            last = problem.last
             if (
-                last is not None
+                problem is whole
+                and last is not None
                 and (score <= enough).all()
                 and not _doubtful(matrix, adjoint(last.dual)).any()
             ):
@@ -153,6 +159,7 @@ class _Problem:
         self, matrix: NDArray[Any], enough: float
     ) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
         """The start and its improvements, each with its weighted squared residual."""
+        matrix = self.completed(matrix)
         score = self.score(matrix)
         yield matrix, score
         for _ in range(ROUNDS):
@@ -164,8 +171,42 @@ class _Problem:
                 left = (self.plain_moved - matrix @ self.plain) @ adjoint(self.plain)
                 right = self.dual_moved @ adjoint(self.dual - adjoint(matrix) @ self.dual_moved)
                 matrix = matrix + self.solve(left, right, weight)
+            matrix = self.completed(matrix)
             score = self.score(matrix)
             yield matrix, score
+
+    def completed(self, matrix: NDArray[Any], small: float | None = None) -> NDArray[Any]:
+        """Make a fit invertible on directions ``v`` along which the first plain factor is zero.
+
+        There ``x = M v`` is any solution of ``D'^H x = D^H v``: the least-squares one, and what
+        the second dual factor does not see, if its rank is smaller too. With ``small``, the dual
+        factors also decide where the plain one is that small, in every circuit.
+        """
+        every = small is not None
+        doubtful = np.arange(len(matrix)) if every else np.flatnonzero(_doubtful(matrix))
+        if not doubtful.size:
+            return matrix
+        matrix = matrix.copy()
+        for number in doubtful:
+            left, sizes, _ = np.linalg.svd(self.plain[number])
+            free = left[:, int((sizes > (small or ZERO) * sizes[:1]).sum()) :]
+            if not free.shape[-1]:
+                continue
+            rest = matrix[number] - (matrix[number] @ free) @ adjoint(free)
+            kept = np.linalg.svd(rest, compute_uv=False)
+            kept = kept[kept > 1e-13 * kept[:1]]
+            typical = float(np.sqrt(kept[0] * kept[-1])) if kept.size else 1.0
+            dual = self.dual_moved[number]
+            left, sizes, right = np.linalg.svd(dual)
+            # What rounding alone leaves of a factor without full rank.
+            noise = 3 * float(np.sqrt(dual.shape[-1] * self.back[number].max()))
+            rank = int((sizes > np.maximum(noise, ZERO * sizes[:1])).sum())
+            seen = right[:rank] @ (adjoint(self.dual[number]) @ free)
+            images = left[:, :rank] @ (seen / sizes[:rank, None])
+            unseen = left[:, rank:][:, : free.shape[-1]]
+            images[:, : unseen.shape[-1]] += typical * unseen
+            matrix[number] = rest + images @ adjoint(free)
+        return matrix
 
     def solve(self, left: NDArray[Any], right: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
         return _solve(self.gram, self.gram_moved, (left, right), weight, self.noise)
@@ -334,6 +375,20 @@ def _smallest_kept(values: NDArray[np.float64], lost: NDArray[np.bool_]) -> NDAr
 def _inverse(matrix: NDArray[Any]) -> NDArray[Any]:
     """Inverse; directions in which a rank-deficient circuit leaves it open go to zero."""
     return _pseudo_inverse(matrix, False)
+
+
+def _carried(
+    first: NDArray[Any], second: NDArray[Any], gram: NDArray[Any], cross: NDArray[Any]
+) -> NDArray[Any]:
+    """Least-squares ``X`` with ``second = X first``, given ``first first^H``, ``second first^H``.
+
+    Gram matrices see half the digits: where these do not do, the factor itself is decomposed.
+    """
+    inverse = _inverse_gram(gram)
+    result = cross @ inverse
+    for number in np.flatnonzero(_doubtful(gram, inverse)):
+        result[number] = second[number] @ np.linalg.pinv(first[number], rcond=ZERO)
+    return np.asarray(result)
 
 
 def _inverse_gram(gram: NDArray[Any]) -> NDArray[Any]:

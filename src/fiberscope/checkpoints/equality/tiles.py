@@ -202,6 +202,12 @@ class Factor:
         """One more entry for every row."""
         if constant is None:
             return self
+        if self.variance.dtype == np.float32:
+            spread = float(constant.variance.max(initial=0.0)) * self.unit**2
+            if not spread < STRONGEST:
+                # A constant far larger than the rows: float32 has no room for both.
+                whole = self.variance / np.float64(self.unit) ** 2
+                return Factor(self.value, self.size, whole, 1.0).with_constant(constant)
         last = constant.value[..., None], (constant.variance * self.unit**2)[..., None]
         return Factor(
             np.concatenate([self.value, last[0]], axis=-1),
