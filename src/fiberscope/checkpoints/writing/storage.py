@@ -132,8 +132,8 @@ def to_storage(
     bad = values.size - _finite(values)
     if bad:
         raise InputError(
-            f"tensor {label} would have {bad} NaN or infinite values, so it is not written; move "
-            "the model less far, or by another seed"
+            f"tensor {label} would have {bad} NaN or infinite values, so it is not written; start "
+            "from less extreme numbers, or move them less far"
         )
     if dtype.kind not in "fV" or values.dtype == dtype:
         return stored
@@ -141,12 +141,12 @@ def to_storage(
     if lost:
         raise InputError(
             f"tensor {label} has {lost} values beyond the range of {word} (up to "
-            f"{_largest(values):.1e}); choose a wider --dtype or a smaller --condition"
+            f"{_largest(values):.1e}); choose a wider --dtype"
         )
     if values.size and (what := _silenced(values, stored, essential)):
         raise InputError(
             f"tensor {label} has {what} so small that all of it becomes zero in {word}; choose a "
-            "wider --dtype or a smaller --condition"
+            "wider --dtype"
         )
     return stored
 
