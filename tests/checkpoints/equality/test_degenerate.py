@@ -140,3 +140,43 @@ def test_tables_that_leave_a_block_of_equal_gains_open() -> None:
     for form in FORMATS:
         found = compared(model, source, stored(copy, form))
         assert found.outcome is not Outcome.DIFFERENT, found.reason
+
+
+@pytest.mark.parametrize("form", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("config", "name", "observable"),
+    [
+        (
+            toys.gpt2(n_embd=8, n_inner=12, vocab_size=32, tie_word_embeddings=False),
+            "transformer.ln_f.bias",
+            "probabilities",
+        ),
+        (toys.neox(), "gpt_neox.final_layer_norm.bias", "logits"),
+        (
+            toys.vit("ViTForImageClassification", qkv_bias=False, num_labels=6),
+            "vit.layers.0.layernorm_before.bias",
+            "logits",
+        ),
+        (
+            toys.opt(tie_word_embeddings=False, enable_bias=False),
+            "model.decoder.layers.0.self_attn_layer_norm.bias",
+            "logits",
+        ),
+    ],
+)
+def test_a_norm_bias_of_zero_behind_which_a_reader_has_no_bias(
+    config: dict[str, Any], name: str, observable: str, form: str
+) -> None:
+    """No finite step shifts a norm's bias to zero there; the models are the same all the same."""
+    model = laid_out(config)
+    parameters = drawn(model, 0)
+    assert name in parameters
+    parameters[name] = np.zeros_like(parameters[name])
+    other = stored(moved(model, parameters, 1, Observable(observable)), form)
+    parameters = stored(parameters, form)
+    for first, second in ((other, parameters), (parameters, other)):
+        found = compared(model, first, second, observable)
+        assert found.outcome is Outcome.SAME, found.reason
+        assert found.witness is not None
+        left = any("no finite step does" in note for note in found.notes)
+        assert left == (second is parameters)

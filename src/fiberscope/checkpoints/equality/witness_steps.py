@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fiberscope.checkpoints.architecture.program import Architecture, Observable
 from fiberscope.checkpoints.moves.catalogue import Catalogue, Key, Step
 from fiberscope.checkpoints.moves.witness import PREMISE_TOLERANCE, Witness, act
+from fiberscope.errors import InputError
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -57,10 +58,21 @@ class Steps:
         return True
 
     def take_if_finite(self, key: Key, element: Any) -> None:
-        """Take a step unless it would leave numbers that are not finite."""
+        """Take a step unless it would leave numbers that are not finite, or is refused.
+
+        A norm's bias cannot be shifted to zero where readers without a bias would have to take the
+        shift back along it: that is left undone and noted.
+        """
         symmetry = self.catalogue.symmetry(key)
         tried = self.moved | {name: self.moved[name].copy() for name in symmetry.touches}
-        act(symmetry, element, tried)
+        try:
+            act(symmetry, element, tried)
+        except InputError:
+            self.notes.append(
+                f"the {key.mechanism} of {key.where} is left as it is: bias/gain would add up to "
+                "zero, which no finite step does"
+            )
+            return
         if all(np.isfinite(tried[name]).all() for name in symmetry.touches):
             self.moved = tried
             self.taken.append(Step(key, element))
