@@ -100,3 +100,25 @@ def test_errors_grow_to_what_further_directions_show() -> None:
     far = Bilinear(W * 1.001, w, *(np.zeros(2),) * 2, 0.0)
     with pytest.raises(SpareError, match="nearly agree"):
         with_spare_directions(known, spares(far))
+
+
+@pytest.mark.parametrize(("apart", "height"), [(5.5e-4, 0.4), (3e-2, 0.3), (0.06, -0.09)])
+def test_near_steepnesses_of_width_one_in_float32(apart: float, height: float) -> None:
+    """Two steepnesses that one step nearly explains: no more bits than of the merged head."""
+    w, v = np.array([0.9287, 0.9287 * (1 + apart), -0.8]), np.array([0.39, height, 0.2])
+    heads = AttentionHeads(w.reshape(-1, 1, 1), v.reshape(-1, 1))
+    session = QuerySession(HeadsOracle(heads, Arithmetic.FLOAT32))
+    try:
+        found = recover_attention(session, Request(heads_at_most=4), seed=3)
+    except NotRecoveredError:
+        return
+    total = v[0] + v[1]
+    merged = [((v[0] * w[0] + v[1] * w[1]) / total, total), (w[2], v[2])]
+    truth = merged if found.heads.count == 2 else list(zip(w, v, strict=True))
+    assert found.heads.count == len(truth)
+    precision = found.estimate.precision
+    for h in range(found.heads.count):
+        W, value = found.heads.W[h, 0, 0], found.heads.v[h, 0]
+        true_w, true_v = min(truth, key=lambda each: abs(each[0] - W))
+        assert abs(W - true_w) <= 2.0 ** -precision.W[h] * abs(true_w)
+        assert abs(value - true_v) <= 2.0 ** -precision.v[h] * abs(true_v)

@@ -31,6 +31,10 @@ _STEEPNESSES = np.concatenate([[0.0], _POWERS, -_POWERS])
 _EXPLAINED = 32.0
 _APART = (0.4, 0.2, 0.1, 0.03, 0.01, 0.003)
 _TRIED = 10
+_USUAL = 4.0
+"""Standard errors that the largest of some hundred residuals reaches, or more."""
+_SAFETY = 8.0
+"""Times the errors of two steepnesses that must lie between them."""
 
 
 class NoScalarHeadsError(Exception):
@@ -65,9 +69,14 @@ def scalar_heads(probe: PairProbe, limit: int) -> SignedHeads:
             # Heads that nearly cancel are rounded by their own size.
             if worst <= _EXPLAINED * (floor + probe.noise.unit * float(np.abs(v).sum())):
                 spread = max(errors[2], 0.1 * floor)
+                w_errors, v_errors = spread * errors[0], spread * errors[1]
+                gaps = np.abs(w[:, None] - w) + np.diag(np.full(count, np.inf))
+                if (gaps < _SAFETY * (w_errors[:, None] + w_errors)).any():
+                    raise NoScalarHeadsError
                 # A steepness within its error of none is a plain average.
-                w = np.where(np.abs(w) <= 30 * spread * errors[0], 0.0, w)
-                return _signed(w, v, spread * errors[0], spread * errors[1])
+                flat = np.abs(w) <= 30 * w_errors
+                w_errors = np.where(flat, w_errors + np.abs(w), w_errors)
+                return _signed(np.where(flat, 0.0, w), v, w_errors, v_errors)
             if errors[2] < least:
                 least, refined = errors[2], w
         if count > 2 and least > 0.7 * last:  # another function: more heads do not help
@@ -180,15 +189,35 @@ def _refined(
         max_nfev=80,
     )
     left, design = solved.fun, slopes(solved.x)
-    scales = np.linalg.norm(design, axis=0)
-    scales = np.where(scales > 0, scales, 1.0)
-    _, singular, right = np.linalg.svd(design / scales, full_matrices=False)
-    errors = np.linalg.norm(right / np.maximum(singular, 1e-300)[:, None], axis=0) / scales
+    errors = _errors_with_splits(design, solved.x[:count], shifts, products)
     spread = float(np.sqrt(left @ left / max(1, len(left) - 2 * count)))
     worst = float(np.abs(left).max())
+    # Rounding differs from point to point: a single large residual counts as well.
+    spread = max(spread, worst / _USUAL)
     return (
         solved.x[:count],
         solved.x[count:],
         worst,
         (errors[:count], errors[count:], spread),
     )
+
+
+def _errors_with_splits(design: Floats, w: Floats, shifts: Floats, products: Floats) -> Floats:
+    """Standard errors of all unknowns for unit errors, if one step may be two that nearly agree.
+
+    Two near steepnesses show one step and a multiple of its second derivative by the steepness.
+    What cannot be told from such a part, beside the other steps, is not known: the largest errors
+    over the step that carries it.
+    """
+    share = _columns(w, shifts, products)
+    bends = share * (1 - share) * (1 - 2 * share) * products[:, None] ** 2
+    worst = np.zeros(design.shape[1])
+    for bend in bends.T:
+        wider = np.concatenate([design, bend[:, None]], axis=1)
+        scales = np.linalg.norm(wider, axis=0)
+        scales = np.where(scales > 0, scales, 1.0)
+        _, singular, right = np.linalg.svd(wider / scales, full_matrices=False)
+        combined = right / np.maximum(singular, 1e-100)[:, None]
+        errors = np.linalg.norm(combined, axis=0) / scales
+        worst = np.maximum(worst, errors[: design.shape[1]])
+    return worst
