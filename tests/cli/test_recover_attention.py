@@ -1,12 +1,16 @@
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fiberscope.cli.main import main
+from fiberscope.errors import InputError
 from fiberscope.queries.heads import AttentionHeads
+from fiberscope.queries.layer_oracle import readout_vector
 from fiberscope.queries.weights_oracle import HeadsOracle
 from tests.queries.functions import OUT_OF_CLASS
 
@@ -307,6 +311,9 @@ def test_output_is_an_oracle_again(cli, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--oracle", "model.gguf"], "--layer N makes"),
+        (["--oracle", "model.safetensors"], "--layer N makes"),
+        (["--oracle", "good.npz", "--heads", "1", "--token-bound", "1e-300"], "is too small"),
         (["--oracle", "nothing"], "none of the known forms"),
         (["--oracle", "none.npz"], "cannot be read"),
         (["--oracle", "wrong.npz"], "lacks W or v"),
@@ -461,6 +468,76 @@ def test_layer_options_that_make_no_sense(cli, tmp_path):
         code, _, err = cli(*given)
         assert code == 3
         assert said in err and "Traceback" not in err
+
+
+def test_full_disks_are_one_sentence(cli, tmp_path):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    weights(tmp_path / "good.npz")
+    code, out, err = cli("--oracle", "good.npz", "--heads", "1", "--transcript", "/dev/full")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert "/dev/full cannot be written: no space left" in err
+    program = "from fiberscope.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "recover", "attention", "--oracle", "good.npz"]
+    for more in ([], ["--json"]):
+        with open("/dev/full", "w") as full:
+            run = subprocess.run(
+                [*command, "--heads", "1", *more],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert run.returncode == 3
+        assert run.stderr.count("\n") == 1 and "the output cannot be written" in run.stderr
+
+
+def test_a_file_size_limit_keeps_what_was_answered(cli, tmp_path):
+    resource = pytest.importorskip("resource")
+    weights(tmp_path / "good.npz")
+    given = ("--oracle", "good.npz", "--heads", "1", "--transcript", "asked.jsonl", "--json")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        code, _, err = cli(*given)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 3 and "asked.jsonl cannot be written: file too large" in err
+    code, out, _ = cli(*given)
+    assert code == 0 and json.loads(out)["replayed"] > 0
+
+
+def test_the_transcript_is_not_the_output(cli, tmp_path):
+    weights(tmp_path / "good.npz")
+    (tmp_path / "link").symlink_to(tmp_path / "OUT.npz")
+    for name in ("OUT.npz", "./OUT.npz", "link"):
+        given = ("--oracle", "good.npz", "--heads", "1", "-o", "OUT.npz", "--transcript", name)
+        code, out, err = cli(*given)
+        assert (code, out) == (3, "") and "name two files" in err
+    assert not (tmp_path / "OUT.npz").exists()
+
+
+def test_refusals_say_what_was_found_out(cli, tmp_path):
+    weights(tmp_path / "two.npz", heads=2)
+    code, out, _ = cli("--oracle", "two.npz", "--heads", "1", "--seed", "4", "--json")
+    plain = json.loads(out)
+    assert (code, plain["seed"]) == (2, 4)
+    assert plain["noise"]["repeatable"] is True
+    assert {test["name"] for test in plain["class_tests"]} >= {"repeat", "scale"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.ones(4) * 1j, "holds complex128 values"),
+        (np.array([1, np.nan, 0, 2]), "holds NaN or infinity"),
+        (np.ones(3), "has shape (3,)"),
+    ],
+)
+def test_readouts_that_are_none(tmp_path, values, message):
+    np.save(tmp_path / "readout.npy", values)
+    with pytest.raises(InputError, match=re.escape(message)):
+        readout_vector(str(tmp_path / "readout.npy"), 4)
 
 
 def test_a_transcript_keeps_its_form(cli, tmp_path):

@@ -168,6 +168,8 @@ def test_a_hopeless_number_of_heads_is_refused_at_once():
     pytest.importorskip("flint")
     heads = AttentionHeads(np.ones((1, 2, 2)), np.ones((1, 2)))
     session = QuerySession(HeadsOracle(heads, Arithmetic.BALLS))
-    with pytest.raises(NotRecoveredError, match="bits"):
-        recover_attention(session, Request(heads_at_most=10**6))
-    assert session.queries < 200
+    for request in (Request(heads_at_most=10**6), Request(heads=10**6), Request(heads_at_most=60)):
+        with pytest.raises(InputError, match="hours of ball arithmetic"):
+            recover_attention(session, request)
+    assert session.queries == 0
+    assert accepted({"heads": 16}, Arithmetic.BALLS, width=32)

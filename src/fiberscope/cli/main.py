@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -158,6 +160,10 @@ def cli() -> None:
     """
 
 
+_FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
+"""Errors of a disk that stdout is sent to."""
+
+
 def _one_line(error: click.ClickException) -> str:
     """A usage error as one sentence that names the command whose help would explain it."""
     message = " ".join(error.format_message().split())
@@ -184,6 +190,14 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(EXIT_BAD_INPUT)
     except InputError as error:
         click.echo(f"fiberscope: {error}", err=True)
+        sys.exit(EXIT_BAD_INPUT)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        # What is left in the buffer must not fail once more at the end.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        reason = str(error.strerror).lower()
+        click.echo(f"fiberscope: the output cannot be written: {reason}; make room", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except SystemExit:
         # The reader of a pipe has gone (`| head`): nothing is wrong and nobody listens. click

@@ -129,7 +129,7 @@ def _lines() -> Iterator[Callable[[int, int, str], None]]:
     start = time.monotonic()
 
     def tick(done: int, total: int, what: str) -> None:
-        current[0] = f"step {done + 1} of {total}: {what}"
+        current[0] = f"step {done + 1} of {total}: {what}" if total > 1 else what
 
     def speak() -> None:
         pause = PATIENCE

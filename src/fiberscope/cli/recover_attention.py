@@ -155,7 +155,8 @@ def command(
 
         def report(queries: int, purpose: Purpose) -> None:
             if tick is not None:
-                what = f"{queries} queries, last for {purpose.value.replace('_', ' ')}"
+                bits = f" at {session.bits} bits" if session.bits else ""
+                what = f"{queries} queries{bits}, last for {purpose.value.replace('_', ' ')}"
                 tick(0, 1, what)
 
         session = QuerySession(

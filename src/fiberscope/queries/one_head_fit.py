@@ -33,8 +33,9 @@ Floats = NDArray[np.float64]
 
 FIRST, LEAST, MOST = 256, 4, 512
 """Queries and designs of ``d^2`` queries at first, at least; and designs at most."""
-LARGEST = 60_000
-"""Queries, each asked twice, beyond which no more designs are added."""
+SMALL, LARGEST = 16_384, 60_000
+"""Queries, each asked twice: so many are allowed at every width, and no more designs are added
+beyond the second."""
 WANTED_HEAD, WANTED_BITS = 0.1, LEAST_BITS + 1.0
 """More is asked until a further head of this size relative to the first would be seen, and so many
 bits are stated."""
@@ -105,7 +106,8 @@ def fit_one_head(
         done = designs
         size = float(np.linalg.norm(found.W))
         enough = found.W_error * 2.0**WANTED_BITS <= size and found.further <= WANTED_HEAD
-        if enough or found.excess > TOO_FAR or 2 * done > MOST or 2 * len(tokens) > LARGEST:
+        most = min(max(MOST * d * d, SMALL), LARGEST)
+        if enough or found.excess > TOO_FAR or 2 * len(tokens) > most:
             break
         designs = 2 * done
     if found.excess > TOO_FAR:

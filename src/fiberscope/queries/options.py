@@ -11,6 +11,20 @@ if TYPE_CHECKING:
     from fiberscope.queries.recover import Request
 
 
+LONGEST = 1800.0
+"""Estimated seconds of ball arithmetic beyond which a number of heads is refused."""
+
+
+def ball_seconds(heads: int, width: int) -> float:
+    """Rough seconds that many heads in balls take if so many are allowed for.
+
+    ``4.4 d^2 (H / 24)^6`` is within a factor two of what was measured for ``d`` of 2 and 4 and
+    14 to 24 heads, two of which are there: ``2 d^2`` probes each have the roots of a polynomial of
+    degree ``H`` enclosed at about ``12 H^2`` bits.
+    """
+    return 4.4 * float(width) ** 2 * (heads / 24) ** 6
+
+
 def refuse_idle_options(
     request: Request, arithmetic: Arithmetic, width: int, relu: bool = False
 ) -> None:
@@ -108,6 +122,17 @@ def _attention(request: Request, arithmetic: Arithmetic, width: int) -> str | No
             "--precision coarse would change nothing for one head: every query is needed; "
             "leave it out"
         )
+    if balls and several:
+        count = request.heads or request.heads_at_most or 1
+        seconds = ball_seconds(count, width)
+        if seconds > LONGEST:
+            option = "--heads" if request.heads else "--heads-at-most"
+            hours = f"{seconds / 3600:.1g}" if seconds < 36e6 else "thousands of"
+            return (
+                f"{option} {count} would take about {hours} hours of ball arithmetic at width "
+                f"{width}, nearly all for roots of that degree: give a smaller number, or leave it "
+                "out and 2, 4, 8, ... heads are tried"
+            )
     if request.shorter and not balls:
         return (
             "--shorter is for ball oracles: the method for floats has no shorter form; leave it "

@@ -114,7 +114,8 @@ def recover_attention(session: QuerySession, request: Request, seed: int = 0) ->
     estimate = _estimate(session, request, tests, streams[1])
     if request.heads is not None and estimate.heads.count < request.heads:
         fewer = (
-            f"{request.heads} heads were stated and {estimate.heads.count} show: others are equal "
+            f"{request.heads} {'head was' if request.heads == 1 else 'heads were'} stated and "
+            f"{estimate.heads.count} show: others are equal "
             "within what the noise shows, cancel or vanish, or there are fewer"
         )
         estimate = replace(estimate, notes=(*estimate.notes, fewer))

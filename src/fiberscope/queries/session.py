@@ -94,6 +94,8 @@ class QuerySession:
         Queries answered by an earlier run's transcript.
     nonfinite
         Answers that were NaN or infinite.
+    bits
+        Precision of the last query, of a ball oracle.
     tests
         What the class tests found, once they are done; a refusal shows them.
     """
@@ -119,6 +121,7 @@ class QuerySession:
         self.progress, self.token_bound = progress, token_bound
         self.interruption = interruption or Interruption()
         self._request = FIRST_REQUEST
+        self.bits = 0
         self.tests: ClassTests | None = None
         self.asked = self.refined = self.replayed = self.nonfinite = 0
         self._seen: set[bytes] = set()
@@ -173,6 +176,7 @@ class QuerySession:
         NotRecoveredError
             If a token is longer than ``token_bound``; nothing of this call has been asked then.
         """
+        self.bits = bits if self.arithmetic is Arithmetic.BALLS else 0
         tokens = self._prepare(sequences)
         self._within_bound(tokens)
         keys = [query_key(each, repetition) for each in tokens]

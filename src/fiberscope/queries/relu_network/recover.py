@@ -131,7 +131,8 @@ def _with_hidden(
             if limit is not None and heads.count >= limit:
                 raise RecoveryRefusedError(
                     Reason.MORE_HEADS,
-                    f"{heads.count} heads do not explain the answers and {limit} are allowed.",
+                    f"{_heads(heads.count)} {'does' if heads.count == 1 else 'do'} not explain the "
+                    f"answers, and no more than {limit} may be used.",
                 )
             _fewer_than_width(heads.count + 1, session.width)
             W, error = search.find()
@@ -152,8 +153,12 @@ def _fewer_than_width(count: int, width: int) -> None:
     if count >= width:
         raise RecoveryRefusedError(
             Reason.TOO_MANY_HEADS,
-            f"{count} heads of width {width} leave no direction without scores.",
+            f"{_heads(count)} of width {width} leave no direction without scores.",
         )
+
+
+def _heads(count: int) -> str:
+    return "1 head" if count == 1 else f"{count} heads"
 
 
 def _vanishes(session: QuerySession, noise: NoiseLevel, rng: np.random.Generator) -> bool:
