@@ -104,7 +104,16 @@ def recover_attention_with_relu(
             # Averages are as good as the scores, whose errors stand out only here.
             error = 2.0 ** -min(estimate.precision.W, default=53.0)
             readout = replace(noise, unit=max(noise.unit, error))
-    found = _with_hidden(session, seen, limit, readout, rng)
+    try:
+        found = _with_hidden(session, seen, limit, readout, rng)
+    except RecoveryRefusedError as error:
+        if error.kind is not Reason.HIDDEN_HEADS or not seen.count:
+            raise
+        # A crossing may have looked like a further head: fresh sequences decide without one.
+        try:
+            return _Readout(session, seen, readout, rng, (), noise).run()
+        except RecoveryRefusedError:
+            raise error from None
     return _Readout(session, found.heads, found.noise, rng, found.notes, noise).run()
 
 
