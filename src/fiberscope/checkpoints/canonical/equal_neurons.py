@@ -42,6 +42,9 @@ ROUNDED = 4.0
 where that would be more than rounding: there an entry may differ by its own rounding only."""
 CHAIN = 2.0**-36
 """Relative rounding of float64 after several moves one after the other."""
+SLACK = 4.0
+"""Roundings of a layer's sum that taking rows for equal may cost: copies of ordinary sizes, moved
+and stored again, come that far apart."""
 LARGEST = 256
 """Neurons with equal gates up to which their joint factors are computed."""
 
@@ -60,7 +63,7 @@ class Effects:
     ) -> None:
         self.rows, self.sizes, self.degree = rows, sizes, degree
         self.tolerance = tolerance
-        self.allowed = (tolerance + _general(spacing)) * float(np.linalg.norm(left))
+        self.allowed = SLACK * (tolerance + _general(spacing)) * float(np.linalg.norm(left))
 
     def hidden(self, members: NDArray[np.int64]) -> bool:
         """Whether giving all members the first one's row is hidden by rounding."""
@@ -114,9 +117,10 @@ def merge_equal(neurons: Neurons, places: Places) -> None:
     kept = 0
     for members, total in zip(sets, totals, strict=True):
         first = members[0]
-        if not effects.certain(members):
+        hidden = effects.hidden(members)
+        if not (hidden and effects.certain(members)):
             kept += len(members)
-        if not effects.hidden(members):
+        if not hidden:
             continue
         size = SNAP * neurons.spacing * sizes[members].sum()
         if left[first] <= min(size, effects.allowed):
@@ -159,9 +163,14 @@ def equal_gates(neurons: Neurons, places: Places) -> Sets:
         left[members] = 0.0
         left[members[0]] = np.sqrt(max(joint, 0.0)) * rows.sizes[members[0]]
     effects = Effects(rows, sizes, left, 1, neurons.spacing, neurons.spacing)
-    kept = sum(len(members) for members in sets if not effects.certain(members))
+    hidden = [effects.hidden(members) for members in sets]
+    kept = sum(
+        len(members)
+        for members, good in zip(sets, hidden, strict=True)
+        if not (good and effects.certain(members))
+    )
     places.add(EQUAL_NEURONS, neurons.layer, f"{neurons.label}, {CANCELLING}", (), kept)
-    sets = [members for members in sets if effects.hidden(members)]
+    sets = [members for members, good in zip(sets, hidden, strict=True) if good]
     large = sum(len(members) for members in sets if len(members) > LARGEST)
     places.add(EQUAL_NEURONS, neurons.layer, neurons.label, (), large)
     return [members for members in sets if len(members) <= LARGEST]
