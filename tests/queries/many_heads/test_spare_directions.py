@@ -92,14 +92,14 @@ def test_errors_grow_to_what_further_directions_show() -> None:
         rows = rng.standard_normal((3, 5))
         return [Spare(z, Fit(truth.steps(z), np.zeros(9), unit, unit), 1.0) for z in rows]
 
-    same = with_spare_directions(known, spares(known))
+    same = with_spare_directions(known, spares(known), 2.0**-24)
     assert (same.W_errors == known.W_errors).all()
-    grown = with_spare_directions(known, spares(wrong))
+    grown = with_spare_directions(known, spares(wrong), 2.0**-24)
     assert (grown.W_errors >= known.W_errors).all()
     assert grown.W_errors.max() > 1.2e-6
     far = Bilinear(W * 1.001, w, *(np.zeros(2),) * 2, 0.0)
     with pytest.raises(SpareError, match="nearly agree"):
-        with_spare_directions(known, spares(far))
+        with_spare_directions(known, spares(far), 2.0**-24)
 
 
 @pytest.mark.parametrize(("apart", "height"), [(5.5e-4, 0.4), (3e-2, 0.3), (0.06, -0.09)])

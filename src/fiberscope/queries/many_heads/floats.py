@@ -243,7 +243,8 @@ class HeadSearch:
         self.swept = True
         known, size = self.measured(z, steps)
         try:
-            known = with_spare_directions(known, self.spares(known, size))
+            unit = max(self.noise.unit, self.noise.typical)
+            known = with_spare_directions(known, self.spares(known, size), unit)
         except SpareError as found:
             self.contradictions += 1
             if self.contradictions == CONTRADICTIONS:

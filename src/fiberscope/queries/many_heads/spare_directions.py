@@ -24,6 +24,9 @@ Floats = NDArray[np.float64]
 
 BEYOND = 3.5
 """Root mean square of deviations over their standard errors that refuses."""
+BEYOND_IN_FLOAT64 = 5.0
+"""The same for answers of more than 40 bits: honest fits of many heads reach 4.6 there."""
+_LONG = 2.0**-40
 _DRAWN = 16
 
 
@@ -51,13 +54,19 @@ def drawn_direction(w: Floats, rng: np.random.Generator) -> Floats:
     return np.asarray(drawn[int(np.argmin(cost))])
 
 
-def with_spare_directions(known: Bilinear, spares: list[Spare]) -> Bilinear:
+def with_spare_directions(known: Bilinear, spares: list[Spare], unit: float) -> Bilinear:
     """The same heads, their errors at least what further directions show.
+
+    Parameters
+    ----------
+    unit
+        Relative error of an answer.
 
     Raises
     ------
     SpareError
-        If some head is missed by more than :data:`BEYOND` times the errors.
+        If some head is missed by more than :data:`BEYOND` times the errors, or
+        :data:`BEYOND_IN_FLOAT64`.
     """
     if not spares or not len(known.w):
         return known
@@ -79,7 +88,7 @@ def with_spare_directions(known: Bilinear, spares: list[Spare]) -> Bilinear:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.concatenate([np.sqrt(W_seen) / W_due, np.sqrt(w_seen) / w_due])
     worst = float(np.nan_to_num(ratios, nan=0.0, posinf=np.inf).max())
-    if worst > BEYOND:
+    if worst > (BEYOND_IN_FLOAT64 if unit < _LONG else BEYOND):
         raise SpareError(
             f"At further directions some head is missed by {worst:.2g} times the errors: heads "
             "that nearly agree, or weak ones, are taken for one."
