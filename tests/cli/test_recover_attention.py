@@ -451,7 +451,10 @@ def test_a_layer_of_a_checkpoint(cli, tmp_path):
     (tmp_path / "asked.jsonl").write_bytes(whole[: len(whole) // 2])
     code, out, _ = cli(*given)
     resumed = json.loads(out)
-    assert (code, resumed["W"]) == (0, plain["W"])
+    assert code == 0
+    # Other batches are other matrix products, which differ in their last bits.
+    scale = float(np.abs(plain["W"]).max())
+    np.testing.assert_allclose(resumed["W"], plain["W"], rtol=0, atol=1e-9 * scale)
     assert resumed["replayed"] + resumed["sent"] == plain["queries"]["total"]["queries"]
     assert 0 < resumed["sent"] < 0.6 * plain["sent"]
 
