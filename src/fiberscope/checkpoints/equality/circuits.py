@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Attention
+from fiberscope.checkpoints.equality import kernels
 from fiberscope.checkpoints.equality.factors import (
     BasisChange,
     fit_basis,
@@ -253,17 +254,18 @@ def _residuals(
         apart = matrix @ first.value
         sizes = size, row_squares(apart).reshape(-1)
         np.subtract(second.value, apart, out=apart)
-    floor = np.repeat(allowed, width) ** 2 / length * np.maximum(*sizes)
+    allowed = np.repeat(allowed, width)
+    floor = allowed**2 / length * np.maximum(*sizes)
     weights, unit = np.square(matrix), second.unit
     kind = second.variance.dtype
     # Squares of three digits do, unless their range is that of float64.
     reach = float(weights.max(initial=0.0))
     if not (reach < STRONGEST**0.5 and float(floor.min(initial=1.0)) * unit**2 > FAINTEST):
         kind = np.dtype(np.float64)
-    piece = _piece(apart, weights, (first, second), sizes, floor, leverage, rotated, kind)
+    piece = _piece(apart, weights, (first, second), sizes, allowed, leverage, rotated, kind)
     if not np.isfinite(piece.total).all():
         kind = np.dtype(np.float64)
-        piece = _piece(apart, weights, (first, second), sizes, floor, leverage, rotated, kind)
+        piece = _piece(apart, weights, (first, second), sizes, allowed, leverage, rotated, kind)
     return replace(piece, apart=piece.apart / unit**2, share=piece.share / unit**2)
 
 
@@ -272,7 +274,7 @@ def _piece(
     weights: Array,
     factors: tuple[Factor, Factor],
     sizes: tuple[Array, Array],
-    floor: Array,
+    allowed: Array,
     leverage: float,
     rotated: bool,
     kind: np.dtype[Any],
@@ -282,6 +284,20 @@ def _piece(
     length, unit = apart.shape[-1], second.unit
     passed = weights.astype(kind) @ first.variance.astype(kind, copy=False)
     own = second.variance.astype(kind, copy=False)
+    if kernels.AVAILABLE and kind == np.float32:
+        found = np.empty((len(sizes[0]), 6))
+        kernels.fitted(
+            apart.reshape(-1, length),
+            own.reshape(-1, length),
+            passed.reshape(-1, length),
+            np.stack(sizes),
+            allowed,
+            unit,
+            leverage,
+            rotated,
+            found,
+        )
+        return Piece(length, *found.T)
     ones = np.ones(length, dtype=kind)
     spreads = [(x @ ones).reshape(-1).astype(np.float64) for x in (own, passed)]
     passed += own
@@ -293,7 +309,7 @@ def _piece(
             passed.reshape(-1, length),
             sizes,
             (spreads[0], spreads[1]),
-            floor * unit**2,
+            allowed**2 / length * np.maximum(*sizes) * unit**2,
             rotated=rotated,
             leverage=leverage,
         )

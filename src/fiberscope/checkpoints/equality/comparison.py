@@ -170,6 +170,8 @@ def compare_models(
     turned = FORMATS.index(first.dtype) > FORMATS.index(second.dtype)
     one, other = (second, first) if turned else (first, second)
     processes = min(processes, _affordable(first))
+    # First, as it reads all there is: processes share what is in memory then.
+    error = _forward_error(first, second, seed)
     found, outcome, reason, name = decided(one, other, progress, processes)
     if outcome is not Outcome.SAME:
         # Either of the two may be the copy, and only the copy's rounding is independent noise.
@@ -181,7 +183,6 @@ def compare_models(
                 found, outcome, reason, name = again
                 turned = not turned
                 one, other = other, one
-    error = _forward_error(first, second, seed)
     shared: dict[str, Any] = {
         "statistics": tuple(found.statistics),
         "forward_error": error,

@@ -76,21 +76,16 @@ def rounded(stored: NDArray[Any], offset: float = 0.0) -> Noisy:
     return Noisy(result.value.transpose(back), result.variance.transpose(back))
 
 
-def with_powers(stored: NDArray[Any]) -> tuple[Array, Array]:
-    """Stored numbers of a short format in float64, and their powers of two (at least the least)."""
-    values = np.empty_like(stored, dtype=np.float64)
-    values[...] = stored
-    powers = np.empty_like(values)
-    np.bitwise_and(values.view(np.uint64), _EXPONENT, out=powers.view(np.uint64))
-    np.maximum(powers, 2.0 ** _FORMATS[stored.dtype.name][1], out=powers)
-    return values, powers
-
-
 def coarseness(dtype: np.dtype[Any]) -> tuple[float, float]:
     """Largest variance of a stored number relative to its square, and that of tiny numbers."""
     point, smallest = _FORMATS.get(dtype.name, _FORMATS["float32"])
     relative = 4.0**-point / 12
     return relative, relative * 4.0**smallest
+
+
+def least_power(dtype: np.dtype[Any]) -> float:
+    """The power of two whose spacing all smaller numbers have."""
+    return float(2.0 ** _FORMATS.get(dtype.name, _FORMATS["float32"])[1])
 
 
 @dataclass

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.checkpoints.equality import kernels
 from fiberscope.checkpoints.equality.noisy import (
     FAINT,
     SHORT,
@@ -18,8 +18,8 @@ from fiberscope.checkpoints.equality.noisy import (
     Noisy,
     coarseness,
     joined,
+    least_power,
     rounded,
-    with_powers,
 )
 from fiberscope.checkpoints.equality.once import once
 
@@ -212,8 +212,8 @@ class Rows:
 
     def dot(self, vector: Noisy) -> Noisy:
         """Contraction of all rows with a vector, ``(n,)``."""
-        if self._is_plain:
-            found = list(map(partial(self._plain_dot, vector), pieces(self.shape)))
+        if self._is_plain and kernels.AVAILABLE:
+            found = [self._plain_dot(vector, index) for index in pieces(self.shape)]
         else:
             found = [part.dot(vector) for part in self.parts()]
         return joined(found, 0)
@@ -226,15 +226,17 @@ class Rows:
         return plain and not self.offset and self.stored.dtype.name in SHORT
 
     def _plain_dot(self, vector: Noisy, index: slice) -> Noisy:
-        values, powers = with_powers(self.stored[index])
-        result = values @ vector.value
-        powers *= powers
-        variance = powers @ (coarseness(self.stored.dtype)[0] * np.square(vector.value))
-        values *= values
+        stored = kernels.matrix(self.stored[index])
+        squares = np.square(vector.value)
         # What cancels in the sum leaves the rounding of float64 itself behind.
-        own = (SUM_ROUNDINGS * np.finfo(np.float64).eps) ** 2
-        variance += values @ (vector.variance + own * np.square(vector.value))
-        return Noisy(result, variance)
+        passed = vector.variance + (SUM_ROUNDINGS * np.finfo(np.float64).eps) ** 2 * squares
+        found = np.empty((2, len(self.stored[index])))
+        kind = self.stored.dtype
+        weights = coarseness(kind)[0] * squares
+        kernels.dotted(
+            stored, np.ascontiguousarray(vector.value), weights, passed, least_power(kind), found
+        )
+        return Noisy(found[0], found[1])
 
     def combined(self, weights: Noisy) -> Noisy:
         """Sum of all rows, each with a weight ``(n,)``, shape ``(d,)``."""
@@ -282,19 +284,18 @@ class Rows:
 
     def average(self) -> Noisy:
         """Mean over the rows."""
-        value, variance = np.zeros(self.shape[1]), np.zeros(self.shape[1])
-        relative = coarseness(self.stored.dtype)[0]
+        value, variance = total = np.zeros((2, self.shape[1]))
+        kind, count = self.stored.dtype, len(self.stored)
         for index in pieces(self.shape):
-            if self._is_plain:
-                values, spread = with_powers(self.stored[index])
-                spread *= spread
+            if self._is_plain and kernels.AVAILABLE:
+                part = self.stored[index]
+                kernels.added(kernels.matrix(part), least_power(kind), len(part), total)
             else:
-                part = self.part(index)
-                values, spread, relative = part.value, part.variance, 1.0
-            ones = np.ones(len(values))
-            value += ones @ values
-            variance += relative * (ones @ spread)
-        count = len(self.stored)
+                rows = self.part(index)
+                value += rows.value.sum(axis=0)
+                variance += rows.variance.sum(axis=0)
+        if self._is_plain and kernels.AVAILABLE:
+            variance *= coarseness(kind)[0]
         return Noisy(value / count, variance / count**2)
 
     def centred(self, axis: int) -> Rows:

@@ -21,6 +21,8 @@ from fiberscope.parameters import View
 
 KEPT_BYTES = 64 * 2**20
 """Stored tensors that stay in memory; several roles of a layer can share one."""
+SMALL_BYTES = 2**30
+"""Models up to this size stay in memory as a whole: every tensor is asked for several times."""
 
 
 @dataclass
@@ -106,9 +108,12 @@ class StoredModel:
                 f"{self.label}: tensor {name!r} has NaN or infinite values; "
                 "use a checkpoint whose weights are finite"
             )
+        limit = KEPT_BYTES
+        if self.architecture.parameters * array.itemsize <= SMALL_BYTES:
+            limit = SMALL_BYTES
         with self._lock:
             kept = self._kept.values()
-            while self._kept and array.nbytes + sum(a.nbytes for a in kept) > KEPT_BYTES:
+            while self._kept and array.nbytes + sum(a.nbytes for a in kept) > limit:
                 self._kept.popitem(last=False)
             self._kept[name] = array
         return array

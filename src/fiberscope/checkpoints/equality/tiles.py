@@ -1,38 +1,37 @@
 """The statistic of two stored matrices, straight from the stored numbers.
 
-What :func:`~fiberscope.checkpoints.equality.statistic.statistic_of_parts` does with variances in
-float64, element by element, is done here in few passes over large pieces. Values and residuals are
-float64. Variances and squared residuals, of which three digits matter, are float32 in units of the
-rounding of the piece; where such units do not fit all its rows, float64 takes over.
+What :func:`~fiberscope.checkpoints.equality.statistic.statistic_of_parts` does array by array is
+done here by compiled loops, for storage beside whose rounding that of float64 is nothing. What the
+loops do not know, and everything where they cannot be compiled, goes the general way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarseness
-from fiberscope.checkpoints.equality.rows import Rows, pieces, taken
+from fiberscope.checkpoints.equality import kernels
+from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarseness, least_power
+from fiberscope.checkpoints.equality.rows import SAMPLE, Rows, pieces
 from fiberscope.checkpoints.equality.silence import with_constant
 from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.equality.statistic import (
     Piece,
     Statistic,
     Tally,
-    measured,
     statistic_of_pieces,
 )
 from fiberscope.checkpoints.processes import results
 
-Single = NDArray[np.float32]
-_EXPONENT = np.uint32(0x7F80_0000)
 FAINTEST, STRONGEST = 1e-34, 1e30
 """Squares between which float32 has all its digits."""
+REACH = 1e-12
+"""Squared sizes of rows of a factor that have a common unit, relative to typical ones."""
 
 
 def statistic_of_rows(
@@ -56,18 +55,19 @@ def statistic_of_rows(
     processes
         How many may share the work.
     """
-    one, other = _Side.of(found, constants[0]), _Side.of(expected, constants[1])
+    sides = None
+    if computed and (constants[0] is None) == (constants[1] is None):
+        sides = _Side.of(found), _Side.of(expected)
 
     def part(indices: Sequence[slice]) -> list[Piece]:
         tally = Tally(rotated=rotated, computed=computed)
         for index in indices:
-            piece = None
-            if computed and one is not None and other is not None:
-                piece = _short(one, other, index, tally.factor, rotated)
-            if piece is None:
-                tally.add(_whole(found, constants[0], index), _whole(expected, constants[1], index))
-            else:
+            if sides is not None and sides[0] is not None and sides[1] is not None:
+                some = [None if constant is None else constant.part(index) for constant in constants]
+                piece = _measured(sides[0], sides[1], index, some, tally.factor, rotated)
                 tally.pieces.append(piece)
+            else:
+                tally.add(_whole(found, constants[0], index), _whole(expected, constants[1], index))
         return tally.pieces
 
     indices = list(pieces(found.shape))
@@ -84,96 +84,89 @@ def _whole(rows: Rows, constant: Noisy | None, index: slice) -> Noisy:
 
 @dataclass
 class _Side:
-    """One matrix with what its columns are multiplied by.
+    """One matrix as the loops want it.
 
     Attributes
     ----------
-    gain
-        Of the values, per column.
-    spacing, passed
-        Roots of the variance that a power of two and a stored number bring, per column: rounding
-        of the number itself and of its gain.
-    shifted
-        Variance of what is added to rows, per column.
+    columns, by, settings
+        See :func:`fiberscope.checkpoints.equality.kernels.residuals`.
     """
 
     rows: Rows
-    constant: Noisy | None
-    gain: Array | None
-    spacing: Array
-    passed: Array | None
-    shifted: Array | None
+    columns: NDArray[np.int64]
+    by: Array
+    settings: Array
 
     @classmethod
-    def of(cls, rows: Rows, constant: Noisy | None) -> _Side | None:
+    def of(cls, rows: Rows) -> _Side | None:
         """None for matrices that only the general way can handle."""
-        name, width = rows.stored.dtype.name, rows.shape[1]
+        width = rows.shape[1]
         apart = bool(rows.shifts) or bool(rows.offset)
-        if name not in SHORT or rows.mean is not None:
+        if not kernels.AVAILABLE or rows.stored.dtype.name not in SHORT or rows.mean is not None:
             return None
+        if rows.level and width < 3:
+            return None  # a mean of two numbers leaves no variance of their own
         if rows.gain is not None and apart:
             return None
         if not all(mask.all() for mask, _ in rows.shifts):
             return None
         if rows.signs is not None and rows.level and (rows.signs != rows.signs[0]).any():
             return None  # signs come after centring
-        gain = None if rows.gain is None else rows.gain.value
-        if rows.signs is not None:
-            gain = rows.signs if gain is None else gain * rows.signs
-        if rows.factor != 1.0:
-            gain = np.full(width, rows.factor) if gain is None else gain * rows.factor
+        by = np.zeros((5, width))
+        by[kernels.GAIN] = rows.factor
+        if rows.gain is not None:
+            by[kernels.GAIN] *= rows.gain.value
         # What centring leaves of each variance, besides what it adds to all.
         left = 1 - 2 / width if rows.level else 1.0
-        size = np.ones(width) if gain is None else np.abs(gain)
-        spacing = np.sqrt(coarseness(rows.stored.dtype)[0] * left) * size
-        passed = (
-            None if rows.gain is None else np.sqrt(left * rows.gain.variance) * abs(rows.factor)
-        )
-        shifted = None
-        if rows.shifts:
-            shifted = left * rows.factor**2 * np.sum([by.variance for _, by in rows.shifts], axis=0)
-        return cls(rows, constant, gain, spacing, passed, shifted)
+        relative = coarseness(rows.stored.dtype)[0]
+        by[kernels.SPACING] = np.sqrt(relative * left) * np.abs(by[kernels.GAIN])
+        if rows.gain is not None:
+            by[kernels.PASSED] = np.sqrt(left * rows.gain.variance) * abs(rows.factor)
+        for _, shift in rows.shifts:
+            by[kernels.SHIFT] += shift.value
+            by[kernels.SHIFTED] += left * rows.factor**2 * shift.variance
+        if rows.signs is not None:
+            by[kernels.GAIN] *= rows.signs
+        columns = np.zeros(0) if rows.columns is None else rows.columns
+        settings = np.array([rows.offset, least_power(rows.stored.dtype), float(rows.level)])
+        return cls(rows, np.ascontiguousarray(columns, dtype=np.uint64), by, settings)
 
-    def stored(self, index: slice) -> Single:
-        """Some rows as they are stored, in float32."""
-        stored = self.rows.stored[index]
-        if self.rows.columns is not None:
-            stored = taken(stored, self.rows.columns, 1)
-        return stored if stored.dtype == np.float32 else stored.astype(np.float32)
+    def stored(self, index: slice) -> kernels.Matrix:
+        """Some rows as the loops read them."""
+        return kernels.matrix(self.rows.stored[index])
 
-    def values(self, stored: Single) -> tuple[Array, Array, Array]:
-        """Folded values but for centring, the means to take off, and squared norms after that."""
-        values = np.empty_like(stored, dtype=np.float64)
-        values[...] = stored
-        if self.rows.offset:
-            values += self.rows.offset
-        for _, by in self.rows.shifts:
-            values += by.value
-        if self.gain is not None:
-            values *= self.gain
-        size = np.vecdot(values, values)
-        width = values.shape[1]
-        if not self.rows.level:
-            return values, np.zeros(len(size)), size
-        mean = values @ np.full(width, 1 / width)
-        return values, mean, np.maximum(size - width * mean**2, 0.0)
 
-    def variances(self, stored: Single, unit: float) -> tuple[Single, Array]:
-        """Variances in units but for what centring adds to a whole row, and their sums."""
-        variances = np.empty_like(stored)
-        np.bitwise_and(stored.view(np.uint32), _EXPONENT, out=variances.view(np.uint32))
-        if self.rows.stored.dtype.name == "float16":
-            np.maximum(variances, np.float32(2.0**-14), out=variances)
-        variances *= (self.spacing * unit).astype(np.float32)
-        variances *= variances
-        if self.passed is not None:
-            passed = stored * (self.passed * unit).astype(np.float32)
-            passed *= passed
-            variances += passed
-        if self.shifted is not None:
-            variances += (self.shifted * unit**2).astype(np.float32)
-        ones = np.ones(variances.shape[1], dtype=np.float32)
-        return variances, (variances @ ones).astype(np.float64)
+def _measured(
+    one: _Side,
+    other: _Side,
+    index: slice,
+    constants: Sequence[Noisy | None],
+    factor: float,
+    rotated: bool,
+) -> Piece:
+    """Residuals of some rows."""
+    count, width = one.rows.stored[index].shape
+    last = [
+        np.zeros((2, count)) if constant is None else np.stack([constant.value, constant.variance])
+        for constant in constants
+    ]
+    joined = constants[0] is not None
+    found = np.empty((count, 6))
+    kernels.residuals(
+        one.stored(index),
+        other.stored(index),
+        one.columns,
+        other.columns,
+        one.by,
+        other.by,
+        *last,
+        np.concatenate([one.settings, other.settings]),
+        factor,
+        joined,
+        rotated,
+        found,
+    )
+    return Piece(width + joined, *found.T)
 
 
 @dataclass
@@ -236,96 +229,41 @@ def factors(first: Noisy, second: Noisy) -> list[Factor]:
 
 
 def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
-    whole = np.s_[:]
-    sides = [_Side.of(stack.rows, None) for stack in (first, second)]
-    found = []
-    for side in sides:
+    """None where the loops cannot, or rows differ too much in size for a common unit."""
+    sides = []
+    for stack in (first, second):
+        side = _Side.of(stack.rows)
         if side is None:
             return None
-        stored = side.stored(whole)
-        values, mean, size = side.values(stored)
-        if side.rows.level:
-            values -= mean[:, None]
-        found.append((side, stored, values, size))
-    sizes = np.concatenate([size for *_, size in found])
-    coarse = max(coarseness(side.rows.stored.dtype)[0] for side, *_ in found)
-    top = float(sizes.max(initial=0.0)) * coarse / first.shape[-1]
-    # Rows that differ too much in size have no common unit.
-    if not 0 < top < np.inf or not sizes.min() > 1e-12 * sizes.max():
-        return None
-    unit = float(2.0 ** -np.round(np.log2(top) / 2))
-    result = []
-    for stack, (side, stored, values, size) in zip((first, second), found, strict=True):
-        variance, sums = side.variances(stored, unit)
-        if side.rows.level:
-            width = values.shape[1]
-            variance += (sums / (width * (width - 2))).astype(np.float32)[:, None]
-        shape = stack.shape
-        result.append(
-            Factor(values.reshape(shape), size.reshape(shape[:-1]), variance.reshape(shape), unit)
-        )
-    return result
-
-
-def _short(
-    found: _Side, expected: _Side, index: slice, factor: float, rotated: bool
-) -> Piece | None:
-    """Measure some rows in float32; None where its range is too small for them."""
-    sides = found, expected
-    stored = [side.stored(index) for side in sides]
-    (apart, mean, size), (other, other_mean, other_size) = (
-        side.values(part) for side, part in zip(sides, stored, strict=True)
-    )
-    width = found.rows.shape[1]
-    constants = [None if side.constant is None else side.constant.part(index) for side in sides]
-    joined = constants[0] is not None and constants[1] is not None
-    sizes = [size, other_size]
-    for i, constant in enumerate(constants):
-        if constant is not None:
-            sizes[i] = sizes[i] + np.square(constant.value)
-    largest = np.maximum(*sizes)
+        sides.append(side)
     coarse = max(coarseness(side.rows.stored.dtype)[0] for side in sides)
-    top = float(largest.max(initial=0.0)) * coarse / width
+    some = [side.rows.part(np.s_[:: max(1, side.rows.shape[0] // SAMPLE)]).size for side in sides]
+    top = float(np.concatenate(some).max(initial=0.0)) * coarse / first.shape[-1]
     if not 0 < top < np.inf:
         return None
     unit = float(2.0 ** -np.round(np.log2(top) / 2))
-    floor = (factor * unit) ** 2 / (width + joined) * largest
-    if not float(floor.min()) > FAINTEST:
-        return None
-    # A shift common to a row can be large: it goes before digits are dropped.
-    apart -= other
-    apart -= (mean - other_mean)[:, None]
-    residual = np.empty_like(apart, dtype=np.float32)
-    np.multiply(apart, unit, out=residual, casting="same_kind")
-    variances = [side.variances(part, unit) for side, part in zip(sides, stored, strict=True)]
-    # What centring adds to every number of a row.
-    added = [
-        sums / (width * (width - 2)) if side.rows.level else np.zeros(len(sums))
-        for side, (_, sums) in zip(sides, variances, strict=True)
-    ]
-    spreads = [sums + width * more for (_, sums), more in zip(variances, added, strict=True)]
-    more = added[0] + added[1]
-    variance = variances[0][0]
-    variance += variances[1][0]
-    if constants[0] is not None and constants[1] is not None:
-        # One more column, which centring does not touch.
-        spreads = [s + c.variance * unit**2 for s, c in zip(spreads, constants, strict=True) if c]
-        last = (constants[0].value - constants[1].value) * unit
-        own = (constants[0].variance + constants[1].variance) * unit**2 - more
-        residual = np.concatenate([residual, last.astype(np.float32)[:, None]], axis=1)
-        variance = np.concatenate([variance, own.astype(np.float32)[:, None]], axis=1)
-    if not float(variance.max(initial=0.0)) < STRONGEST or not np.isfinite(residual).all():
-        return None
-    with np.errstate(over="ignore"):
-        piece = measured(
-            residual,
-            variance,
-            (sizes[0], sizes[1]),
-            (spreads[0], spreads[1]),
-            floor,
-            rotated=rotated,
-            more=more,
+    result = []
+    for stack, side in zip((first, second), sides, strict=True):
+        count, width = side.rows.shape
+        values, variances = np.empty((count, width)), np.empty((count, width), dtype=np.float32)
+        sizes = np.empty(count)
+        kernels.folded(
+            side.stored(np.s_[:]),
+            side.columns,
+            side.by,
+            side.settings,
+            unit,
+            values,
+            variances,
+            sizes,
         )
-    if not np.isfinite(piece.total).all():
+        shape = stack.shape
+        result.append(
+            Factor(values.reshape(shape), sizes.reshape(shape[:-1]), variances.reshape(shape), unit)
+        )
+    every = np.concatenate([factor.size.reshape(-1) for factor in result])
+    # The unit is that of some rows; others may differ as far as float32 has digits for them.
+    limits = np.array([REACH, 1 / REACH]) * top / coarse * first.shape[-1]
+    if not (every.min() > limits[0] and every.max() < limits[1]):
         return None
-    return replace(piece, apart=piece.apart / unit**2, share=piece.share / unit**2)
+    return result
