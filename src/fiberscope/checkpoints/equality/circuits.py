@@ -286,10 +286,11 @@ def _piece(
     own = second.variance.astype(kind, copy=False)
     if kernels.AVAILABLE and kind == np.float32:
         found = np.empty((len(sizes[0]), 6))
+        rows = [np.ascontiguousarray(x.reshape(-1, length)) for x in (apart, own, passed)]
         kernels.fitted(
-            apart.reshape(-1, length),
-            own.reshape(-1, length),
-            passed.reshape(-1, length),
+            rows[0],
+            rows[1],
+            rows[2],
             np.stack(sizes),
             allowed,
             unit,

@@ -18,6 +18,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+Array = NDArray[np.float64]
+Single = NDArray[np.float32]
+Bits = NDArray[np.uint32]
+Places = NDArray[np.uint64]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Matrix = tuple[NDArray[np.float32], int, int]
 """Numbers, and how far apart rows and columns are in them."""
@@ -26,8 +30,10 @@ AVAILABLE = find_spec("numba") is not None
 """Whether the loops can be compiled."""
 MATRIX = "Tuple((Array(float32, 1, 'C', True), i8, i8))"
 """The type of a :data:`Matrix`, which is not written to."""
-BLOCK = 16
-"""Rows of float32 numbers whose entries of one column share a cache line."""
+BLOCK = 32
+"""Rows that are read at a time: their entries of one column are two whole cache lines."""
+PADDING = 16
+"""Numbers between rows that are read, so that the rows do not share few places of the cache."""
 EXPONENT = np.uint32(0x7F80_0000)
 NOTHING = 1e-290
 """What is allowed where nothing is."""
@@ -62,15 +68,16 @@ def compiled(signature: str) -> Callable[[Function], Function]:
     return decorate
 
 
-@compiled(f"void({MATRIX}, u8[::1], u8, u8, f4[:,::1], u4[:,::1])")
-def gather(stored, columns, start, count, rows, powers):  # type: ignore[no-untyped-def]
-    """Some rows, and the powers of two of their numbers.
+@compiled(f"void({MATRIX}, u8[::1], u8, u8, u8, f4[:,::1])")
+def gather(
+    stored: Matrix, columns: Places, width: int, start: int, count: int, rows: Single
+) -> None:
+    """Some rows.
 
     ``columns`` tells which column stands at every place; if it is empty, each keeps its own.
     """
     # Unsigned indices, which need no check whether they count from the end.
     flat, down, across = stored[0], np.uint64(stored[1]), np.uint64(stored[2])
-    width = rows.shape[1]
     if across > np.uint64(1):
         for j in range(width):
             column = columns[j] if len(columns) else np.uint64(j)
@@ -86,19 +93,33 @@ def gather(stored, columns, start, count, rows, powers):  # type: ignore[no-unty
             else:
                 for j in range(width):
                     rows[k, j] = flat[first + np.uint64(j)]
-    bits = rows.view(np.uint32)
-    for k in range(count):
-        for j in range(width):
-            powers[k, j] = bits[k, j] & EXPONENT
 
 
-@compiled("UniTuple(f8, 3)(f4[::1], f4[::1], f8[:,::1], f8, f8, f8[::1], f8[::1])")
-def folded_row(stored, powers, by, offset, least, value, variance):  # type: ignore[no-untyped-def]
+@compiled("void(f4[::1], u4[::1])")
+def powers_of(row: Single, powers: Bits) -> None:
+    """Powers of two of the numbers of a row, as bits."""
+    bits = row.view(np.uint32)
+    for j in range(len(row)):
+        powers[j] = bits[j] & EXPONENT
+
+
+@compiled("UniTuple(f8, 3)(f4[::1], u4[::1], f8[:,::1], f8, f8, f8[::1], f8[::1])")
+def folded_row(
+    stored: Single,
+    bits: Bits,
+    by: Array,
+    offset: float,
+    least: float,
+    value: Array,
+    variance: Array,
+) -> tuple[float, float, float]:
     """One row folded: its sum, squared norm and summed variance.
 
     The value of a stored number x is ``(x + offset + shift) * gain``; its variance
-    ``(power * spacing)^2 + (x * passed)^2 + shifted``.
+    ``(power * spacing)^2 + (x * passed)^2 + shifted``. The bits are used up.
     """
+    powers_of(stored, bits)
+    powers = bits.view(np.float32)
     total = square = spread = 0.0
     for j in range(len(stored)):
         x = np.float64(stored[j])
@@ -115,7 +136,15 @@ def folded_row(stored, powers, by, offset, least, value, variance):  # type: ign
 
 
 @compiled("UniTuple(f8, 4)(f8[::1], f8[::1], f8, f8, f8, f8, b1)")
-def measured_row(residual, variance, mean, base, row, leverage, rotated):  # type: ignore[no-untyped-def]
+def measured_row(
+    residual: Array,
+    variance: Array,
+    mean: float,
+    base: float,
+    row: float,
+    leverage: float,
+    rotated: bool,
+) -> tuple[float, float, float, float]:
     """Squared residuals of a row (which are used up) against what is allowed.
 
     Returns their sum in units of what is allowed, its expectation, the largest, and their sum as
@@ -148,10 +177,21 @@ def measured_row(residual, variance, mean, base, row, leverage, rotated):  # typ
     f"void({MATRIX}, {MATRIX}, u8[::1], u8[::1], f8[:,::1], f8[:,::1], f8[:,::1], f8[:,::1],"
     "f8[::1], f8, b1, b1, f8[:,::1])"
 )
-def residuals(  # type: ignore[no-untyped-def]
-    one, two, one_columns, two_columns, one_by, two_by, one_last, two_last, settings, factor,
-    joined, rotated, found,
-):  # fmt: skip
+def residuals(
+    one: Matrix,
+    two: Matrix,
+    one_columns: Places,
+    two_columns: Places,
+    one_by: Array,
+    two_by: Array,
+    one_last: Array,
+    two_last: Array,
+    settings: Array,
+    factor: float,
+    joined: bool,
+    rotated: bool,
+    found: Array,
+) -> None:
     """What rows of two matrices leave, row by row.
 
     Parameters
@@ -176,22 +216,24 @@ def residuals(  # type: ignore[no-untyped-def]
         rounding, ``(n, 6)``.
     """
     count, width = found.shape[0], one_by.shape[1]
-    a, b = np.empty((BLOCK, width), np.float32), np.empty((BLOCK, width), np.float32)
-    p, q = np.empty((BLOCK, width), np.uint32), np.empty((BLOCK, width), np.uint32)
-    p_power, q_power = p.view(np.float32), q.view(np.float32)
+    a, b = (
+        np.empty((BLOCK, width + PADDING), np.float32),
+        np.empty((BLOCK, width + PADDING), np.float32),
+    )
+    bits = np.empty(width, np.uint32)
     value, other = np.empty(width), np.empty(width)
     variance, passed = np.empty(width), np.empty(width)
     length = width + 1 if joined else width
     for start in range(0, count, BLOCK):
         some = min(BLOCK, count - start)
-        gather(one, one_columns, start, some, a, p)
-        gather(two, two_columns, start, some, b, q)
+        gather(one, one_columns, width, start, some, a)
+        gather(two, two_columns, width, start, some, b)
         for k in range(some):
             total, size, spread = folded_row(
-                a[k], p_power[k], one_by, settings[0], settings[1], value, variance
+                a[k, :width], bits, one_by, settings[0], settings[1], value, variance
             )
             other_total, other_size, other_spread = folded_row(
-                b[k], q_power[k], two_by, settings[3], settings[4], other, passed
+                b[k, :width], bits, two_by, settings[3], settings[4], other, passed
             )
             mean = more = 0.0
             if settings[2] > 0:
@@ -241,22 +283,30 @@ def residuals(  # type: ignore[no-untyped-def]
 
 
 @compiled(f"void({MATRIX}, u8[::1], f8[:,::1], f8[::1], f8, f8[:,::1], f4[:,::1], f8[::1])")
-def folded(stored, columns, by, settings, unit, values, variances, sizes):  # type: ignore[no-untyped-def]
+def folded(
+    stored: Matrix,
+    columns: Places,
+    by: Array,
+    settings: Array,
+    unit: float,
+    values: Array,
+    variances: Single,
+    sizes: Array,
+) -> None:
     """Folded rows with their squared norms; variances times ``unit^2`` in float32.
 
     ``by`` and the first three of ``settings`` are those of :func:`residuals`.
     """
     count, width = len(sizes), by.shape[1]
-    rows, powers = np.empty((BLOCK, width), np.float32), np.empty((BLOCK, width), np.uint32)
-    power = powers.view(np.float32)
+    rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
     variance = np.empty(width)
     for start in range(0, count, BLOCK):
         some = min(BLOCK, count - start)
-        gather(stored, columns, start, some, rows, powers)
+        gather(stored, columns, width, start, some, rows)
         for k in range(some):
             value = values[start + k, :width]
             total, size, spread = folded_row(
-                rows[k], power[k], by, settings[0], settings[1], value, variance
+                rows[k, :width], bits, by, settings[0], settings[1], value, variance
             )
             mean = more = 0.0
             if settings[2] > 0:
@@ -270,7 +320,9 @@ def folded(stored, columns, by, settings, unit, values, variances, sizes):  # ty
 
 
 @compiled(f"void({MATRIX}, f8[::1], f8[::1], f8[::1], f8, f8[:,::1])")
-def dotted(stored, vector, rounding, passed, least, found):  # type: ignore[no-untyped-def]
+def dotted(
+    stored: Matrix, vector: Array, rounding: Array, passed: Array, least: float, found: Array
+) -> None:
     """Contractions of all rows: of numbers with ``vector``, and for their variances.
 
     The second is the sum of squared powers of two times ``rounding`` and squared numbers times
@@ -278,14 +330,15 @@ def dotted(stored, vector, rounding, passed, least, found):  # type: ignore[no-u
     """
     count, width = found.shape[1], len(vector)
     columns = np.empty(0, np.uint64)
-    rows, powers = np.empty((BLOCK, width), np.float32), np.empty((BLOCK, width), np.uint32)
-    power = powers.view(np.float32)
+    rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
+    p = bits.view(np.float32)
     for start in range(0, count, BLOCK):
         some = min(BLOCK, count - start)
-        gather(stored, columns, start, some, rows, powers)
+        gather(stored, columns, width, start, some, rows)
         for k in range(some):
             value = variance = 0.0
-            x, p = rows[k], power[k]
+            x = rows[k, :width]
+            powers_of(x, bits)
             for j in range(width):
                 number, own = np.float64(x[j]), max(np.float64(p[j]), least)
                 value += number * vector[j]
@@ -295,18 +348,18 @@ def dotted(stored, vector, rounding, passed, least, found):  # type: ignore[no-u
 
 
 @compiled(f"void({MATRIX}, f8, u8, f8[:,::1])")
-def added(stored, least, count, found):  # type: ignore[no-untyped-def]
+def added(stored: Matrix, least: float, count: int, found: Array) -> None:
     """Sums over all rows, of numbers and of their squared powers of two, ``(2, d)``."""
     width = found.shape[1]
     columns = np.empty(0, np.uint64)
-    rows, powers = np.empty((BLOCK, width), np.float32), np.empty((BLOCK, width), np.uint32)
-    power = powers.view(np.float32)
-    value, variance = found[0], found[1]
+    rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
+    value, variance, p = found[0], found[1], bits.view(np.float32)
     for start in range(0, count, BLOCK):
         some = min(BLOCK, count - start)
-        gather(stored, columns, start, some, rows, powers)
+        gather(stored, columns, width, start, some, rows)
         for k in range(some):
-            x, p = rows[k], power[k]
+            x = rows[k, :width]
+            powers_of(x, bits)
             for j in range(width):
                 value[j] += np.float64(x[j])
             for j in range(width):
@@ -315,7 +368,17 @@ def added(stored, least, count, found):  # type: ignore[no-untyped-def]
 
 
 @compiled("void(f8[:,::1], f4[:,::1], f4[:,::1], f8[:,::1], f8[::1], f8, f8, b1, f8[:,::1])")
-def fitted(residual, own, passed, sizes, allowed, unit, leverage, rotated, found):  # type: ignore[no-untyped-def]
+def fitted(
+    residual: Array,
+    own: Single,
+    passed: Single,
+    sizes: Array,
+    allowed: Array,
+    unit: float,
+    leverage: float,
+    rotated: bool,
+    found: Array,
+) -> None:
     """What rows leave after a change of basis; as :func:`residuals`, in units of ``1 / unit``.
 
     Parameters

@@ -27,6 +27,7 @@ from fiberscope.checkpoints.equality.statistic import (
     statistic_of_pieces,
 )
 from fiberscope.checkpoints.processes import results
+from fiberscope.checkpoints.threads import in_order
 
 FAINTEST, STRONGEST = 1e-34, 1e30
 """Squares between which float32 has all its digits."""
@@ -63,7 +64,9 @@ def statistic_of_rows(
         tally = Tally(rotated=rotated, computed=computed)
         for index in indices:
             if sides is not None and sides[0] is not None and sides[1] is not None:
-                some = [None if constant is None else constant.part(index) for constant in constants]
+                some = [
+                    None if constant is None else constant.part(index) for constant in constants
+                ]
                 piece = _measured(sides[0], sides[1], index, some, tally.factor, rotated)
                 tally.pieces.append(piece)
             else:
@@ -73,7 +76,12 @@ def statistic_of_rows(
     indices = list(pieces(found.shape))
     share = max(1, -(-len(indices) // max(1, processes)))
     tasks = [partial(part, indices[at : at + share]) for at in range(0, len(indices), share)]
-    measured_rows = [piece for some in results(tasks, processes) for piece in some]
+    if len(tasks) > 1 and sides is not None and None not in sides:
+        # Compiled loops need not wait for the interpreter's lock.
+        parts = in_order([(1, task) for task in tasks], len(tasks))
+    else:
+        parts = results(tasks, processes)
+    measured_rows = [piece for some in parts for piece in some]
     return statistic_of_pieces(name, measured_rows)
 
 
@@ -93,7 +101,7 @@ class _Side:
     """
 
     rows: Rows
-    columns: NDArray[np.int64]
+    columns: NDArray[np.uint64]
     by: Array
     settings: Array
 
@@ -159,7 +167,8 @@ def _measured(
         other.columns,
         one.by,
         other.by,
-        *last,
+        last[0],
+        last[1],
         np.concatenate([one.settings, other.settings]),
         factor,
         joined,
