@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.equality import kernels
 from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarseness, least_power
-from fiberscope.checkpoints.equality.rows import SAMPLE, Rows, pieces
+from fiberscope.checkpoints.equality.rows import SKETCH, Rows, pieces
 from fiberscope.checkpoints.equality.silence import with_constant
 from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.equality.statistic import (
@@ -246,7 +246,7 @@ def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
             return None
         sides.append(side)
     coarse = max(coarseness(side.rows.stored.dtype)[0] for side in sides)
-    some = [side.rows.part(np.s_[:: max(1, side.rows.shape[0] // SAMPLE)]).size for side in sides]
+    some = [side.rows.part(np.s_[:: max(1, side.rows.shape[0] // SKETCH)]).size for side in sides]
     top = float(np.concatenate(some).max(initial=0.0)) * coarse / first.shape[-1]
     if not 0 < top < np.inf:
         return None
