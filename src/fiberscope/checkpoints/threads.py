@@ -22,7 +22,9 @@ def workers() -> int:
     return min(MOST, os.cpu_count() or 1)
 
 
-def in_order(tasks: Iterable[tuple[int, Callable[[], Result]]], allowance: int) -> Iterator[Result]:
+def in_order(
+    tasks: Iterable[tuple[int, Callable[[], Result]]], allowance: int, threads: int | None = None
+) -> Iterator[Result]:
     """Results of independent tasks, in the order of the tasks, computed a few at a time.
 
     Parameters
@@ -33,18 +35,24 @@ def in_order(tasks: Iterable[tuple[int, Callable[[], Result]]], allowance: int) 
     allowance
         Sum of the sizes of tasks that are under way or whose result was not handed out yet; a
         larger task runs alone. This is what bounds the memory.
+    threads
+        How many work; by default :func:`workers`. One is the calling thread itself.
 
     Yields
     ------
     Result
         What each task returned. An exception of a task comes in its place, and ends the others.
     """
-    with ThreadPoolExecutor(workers()) as pool:
+    count = workers() if threads is None else threads
+    if count < 2:
+        yield from (task() for _, task in tasks)
+        return
+    with ThreadPoolExecutor(count) as pool:
         waiting: deque[tuple[int, Future[Result]]] = deque()
         under_way = 0
         try:
             for size, task in tasks:
-                while waiting and (under_way + size > allowance or len(waiting) > 2 * workers()):
+                while waiting and (under_way + size > allowance or len(waiting) > 2 * count):
                     done, future = waiting.popleft()
                     yield future.result()
                     under_way -= done

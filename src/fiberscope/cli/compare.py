@@ -102,7 +102,7 @@ def _checkpoints(
                 seed=seed,
                 want_witness=witness is not None,
                 progress=tick,
-                processes=workers(),
+                threads=workers(),
             )
     if html is not None:
         write_file(html, comparison_html(found, str(first), str(second)), overwrite)

@@ -24,7 +24,6 @@ from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, statistic_of_parts
 from fiberscope.checkpoints.equality.tiles import statistic_of_rows
 from fiberscope.checkpoints.ledger import Ledger
-from fiberscope.checkpoints.processes import results
 from fiberscope.checkpoints.threads import in_order, limited, workers
 
 Progress = Callable[[int, int, str], None]
@@ -73,7 +72,7 @@ def align(
     second: FoldedModel,
     ledger: Ledger,
     progress: Progress | None = None,
-    processes: int = 1,
+    threads: int = 1,
 ) -> Alignment:
     """Find the frame, then match every block in it.
 
@@ -83,11 +82,11 @@ def align(
         Models of one wiring (numbers of groups and neurons may differ where some are dead).
     ledger
         What acts on the first.
-    processes
+    threads
         How many may work on the layers.
     """
     with limited(1):
-        return _aligned(first, second, ledger, progress, processes)
+        return _aligned(first, second, ledger, progress, threads)
 
 
 def _aligned(
@@ -95,7 +94,7 @@ def _aligned(
     second: FoldedModel,
     ledger: Ledger,
     progress: Progress | None,
-    processes: int,
+    threads: int,
 ) -> Alignment:
     blocks = blocks_of(first, second)
     steps = len(blocks) + 2
@@ -108,12 +107,12 @@ def _aligned(
     # What is asked of both models anyway, at the same time; its operations are large.
     tasks = [(1, partial(_prepared, model)) for model in (first, second)]
     list(in_order(tasks, workers()))
-    frame, tables = _frame(first, second, ledger, processes)
+    frame, tables = _frame(first, second, ledger, threads)
     centred = is_centred_wiring(second.wiring)
     found = Alignment(frame, tables, centred=centred, tables=len(tables))
     rotated = found.mixes
-    matches = [partial(_match, first, second, a, b, found.frame, rotated) for a, b in blocks]
-    for number, match in enumerate(results(matches, processes)):
+    matches = [(1, partial(_match, first, second, a, b, found.frame, rotated)) for a, b in blocks]
+    for number, match in enumerate(in_order(matches, len(matches), threads)):
         tick(number + 1, blocks[number][1].label)
         _take(match, found)
     tick(len(blocks) + 1, "norms and head")
@@ -124,7 +123,7 @@ def _aligned(
         moved = found.frame.carry(one.array)
         part = statistic(other.label, other.array, moved, rotated=found.mixes, independent=1.0)
         found.statistics.append(part)
-    _head(first, second, found, processes)
+    _head(first, second, found, threads)
     return found
 
 
@@ -153,14 +152,13 @@ def blocks_of(
 
 
 def _frame(
-    first: FoldedModel, second: FoldedModel, ledger: Ledger, processes: int
+    first: FoldedModel, second: FoldedModel, ledger: Ledger, threads: int
 ) -> tuple[Frame, list[Statistic]]:
     """The first frame in which the tables agree, or the one in which they differ least."""
     best: tuple[Frame, list[Statistic]] | None = None
     for frame in candidates(first, second, ledger):
         parts = [
-            _vectors(a, b, frame, processes)
-            for a, b in zip(first.tables, second.tables, strict=True)
+            _vectors(a, b, frame, threads) for a, b in zip(first.tables, second.tables, strict=True)
         ]
         parts += [_kept(a, b, frame) for a, b in zip(first.kept, second.kept, strict=True)]
         if all(part.is_same for part in parts):
@@ -175,13 +173,13 @@ def _badness(parts: list[Statistic]) -> float:
     return max((part.rms for part in parts), default=0.0)
 
 
-def _vectors(a: Vectors, b: Vectors, frame: Frame, processes: int = 1) -> Statistic:
+def _vectors(a: Vectors, b: Vectors, frame: Frame, threads: int = 1) -> Statistic:
     exact = a.untouched and b.untouched and not frame.rotated
     mixes = frame.rotated or b.centred
     if isinstance(a.rows, Rows) and isinstance(b.rows, Rows) and not frame.rotated:
         moved = a.rows.renamed(*frame.renaming)
         return statistic_of_rows(
-            b.label, b.rows, moved, rotated=mixes, computed=not exact, processes=processes
+            b.label, b.rows, moved, rotated=mixes, computed=not exact, threads=threads
         )
     parts = ((y, frame.carry(x)) for x, y in zip(a.parts(), b.parts(), strict=True))
     return statistic_of_parts(b.label, parts, rotated=mixes, computed=not exact)
@@ -232,7 +230,7 @@ def _take(match: HeadMatch | NeuronMatch, found: Alignment) -> None:
         found.uncertainty = uncertainty
 
 
-def _head(first: FoldedModel, second: FoldedModel, found: Alignment, processes: int) -> None:
+def _head(first: FoldedModel, second: FoldedModel, found: Alignment, threads: int) -> None:
     """Dense layer, unembedding and constants of the logits."""
     frame = found.frame
     one, other = first.dense, second.dense
@@ -240,7 +238,7 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment, processes: 
     head = second.wiring.head
     if one is None or other is None or head is None or head.dense is None:
         if rows_a is not None and rows_b is not None:
-            found.statistics.append(_vectors(rows_a, rows_b, frame, processes))
+            found.statistics.append(_vectors(rows_a, rows_b, frame, threads))
     elif head.norm is not None and second.wiring.tied:
         # The columns of a tied table name the units of the dense layer too.
         order = np.abs(frame.matrix).argmax(axis=1)

@@ -34,10 +34,10 @@ from fiberscope.verdict import Outcome
 
 LARGEST_WITNESS = 60_000_000
 """Parameters up to which a witness is built unasked; it needs both models in float64."""
-FORKED = 20_000_000
-"""Parameters from which several processes pay."""
+THREADED = 20_000_000
+"""Parameters from which several threads pay."""
 ALLOWANCE = 2 << 30
-"""Bytes that the layers in work may take in all processes together."""
+"""Bytes that the layers in work may take together."""
 CLEARLY = 1000.0
 """Roundings (rms) beyond which the direction of comparison cannot matter."""
 _PREFERRED = (Outcome.SAME, Outcome.UNDECIDED, Outcome.DIFFERENT)
@@ -101,7 +101,7 @@ def compare_checkpoints(
     seed: int = 0,
     want_witness: bool = False,
     progress: Progress | None = None,
-    processes: int = 1,
+    threads: int = 1,
 ) -> CheckpointComparison:
     """Compare two checkpoints on disk.
 
@@ -113,8 +113,8 @@ def compare_checkpoints(
         Seed of the probe inputs.
     want_witness
         Build the witness whatever the size of the models.
-    processes
-        How many may work on large models; more than one only on Linux, in programs without threads.
+    threads
+        How many may work on large models.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def compare_checkpoints(
         seed=seed,
         want_witness=want_witness,
         progress=progress,
-        processes=processes,
+        threads=threads,
     )
 
 
@@ -140,7 +140,7 @@ def compare_models(
     seed: int = 0,
     want_witness: bool = False,
     progress: Progress | None = None,
-    processes: int = 1,
+    threads: int = 1,
 ) -> CheckpointComparison:
     """Compare two opened models; see :class:`CheckpointComparison`."""
     first, second, notes = brought_together(first, second)
@@ -169,16 +169,15 @@ def compare_models(
     # independent from number to number; carried over it would not be.
     turned = FORMATS.index(first.dtype) > FORMATS.index(second.dtype)
     one, other = (second, first) if turned else (first, second)
-    processes = min(processes, _affordable(first))
-    # First, as it reads all there is: processes share what is in memory then.
+    threads = min(threads, _affordable(first))
     error = _forward_error(first, second, seed)
-    found, outcome, reason, name = decided(one, other, progress, processes)
+    found, outcome, reason, name = decided(one, other, progress, threads)
     if outcome is not Outcome.SAME:
         # Either of the two may be the copy, and only the copy's rounding is independent noise.
         # Tables that differ that much do so whatever is fitted.
         tables = found.statistics[: found.tables]
         if max((part.rms for part in tables), default=0.0) < CLEARLY:
-            again = decided(other, one, progress, processes)
+            again = decided(other, one, progress, threads)
             if _PREFERRED.index(again[1]) < _PREFERRED.index(outcome):
                 found, outcome, reason, name = again
                 turned = not turned
@@ -231,8 +230,8 @@ def _explanation(first: StoredModel, second: StoredModel, straight: bool, found:
 
 
 def _affordable(model: StoredModel) -> int:
-    """Processes that pay, and whose layers fit the memory together."""
-    if model.architecture.parameters < FORKED:
+    """Threads that pay, and whose layers fit the memory together."""
+    if model.architecture.parameters < THREADED:
         return 1
     blocks = [
         sum(prod(view.shape) for view in views)

@@ -18,12 +18,12 @@ CONCLUSIVE = 1e-4
 
 
 def decided(
-    first: StoredModel, second: StoredModel, progress: Progress | None, processes: int = 1
+    first: StoredModel, second: StoredModel, progress: Progress | None, threads: int = 1
 ) -> tuple[Alignment, Outcome, str, str]:
     """Align the first to the second, and decide: alignment, verdict, reason, first difference."""
     acting = ledger(first.architecture, first.wiring.observable)
     folded = FoldedModel(first), FoldedModel(second)
-    found = align(*folded, acting, progress, processes)
+    found = align(*folded, acting, progress, threads)
     tables = {part.label for part in (*folded[1].tables, *folded[1].kept)}
     outcome, reason, name = _decide(found, tables)
     if outcome is Outcome.DIFFERENT and name not in tables and _renames(found.frame, acting):

@@ -26,6 +26,8 @@ from fiberscope.checkpoints.equality.once import once
 ENTRIES = 1 << 17
 """Entries of a matrix that are worked on at a time: few enough to stay in the cache, and enough for
 threads not to wait for each other."""
+MANY_ENTRIES = 1 << 20
+"""The same for compiled loops, which read a few rows at a time themselves."""
 SKETCH = 8
 """Projections by which rows of two models are recognised."""
 SAMPLE = 32
@@ -213,7 +215,7 @@ class Rows:
     def dot(self, vector: Noisy) -> Noisy:
         """Contraction of all rows with a vector, ``(n,)``."""
         if self._is_plain and kernels.AVAILABLE:
-            found = [self._plain_dot(vector, index) for index in pieces(self.shape)]
+            found = [self._plain_dot(vector, part) for part in pieces(self.shape, MANY_ENTRIES)]
         else:
             found = [part.dot(vector) for part in self.parts()]
         return joined(found, 0)
@@ -322,9 +324,9 @@ def taken(stored: NDArray[Any], index: NDArray[np.int64], axis: int) -> NDArray[
     return np.take(stored, index, axis=axis, mode="clip")
 
 
-def pieces(shape: tuple[int, ...]) -> Iterator[slice]:
+def pieces(shape: tuple[int, ...], entries: int = ENTRIES) -> Iterator[slice]:
     """Consecutive rows of a matrix, a few at a time."""
-    step = max(1, ENTRIES // max(1, shape[1]))
+    step = max(1, entries // max(1, shape[1]))
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.equality import kernels
 from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarseness, least_power
-from fiberscope.checkpoints.equality.rows import SKETCH, Rows, pieces
+from fiberscope.checkpoints.equality.rows import ENTRIES, MANY_ENTRIES, SKETCH, Rows, pieces
 from fiberscope.checkpoints.equality.silence import with_constant
 from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.equality.statistic import (
@@ -26,7 +26,6 @@ from fiberscope.checkpoints.equality.statistic import (
     Tally,
     statistic_of_pieces,
 )
-from fiberscope.checkpoints.processes import results
 from fiberscope.checkpoints.threads import in_order
 
 FAINTEST, STRONGEST = 1e-34, 1e30
@@ -43,7 +42,7 @@ def statistic_of_rows(
     *,
     rotated: bool,
     computed: bool = True,
-    processes: int = 1,
+    threads: int = 1,
 ) -> Statistic:
     """:func:`statistic_of_parts` of two matrices of one shape that are folded as they are read.
 
@@ -53,7 +52,7 @@ def statistic_of_rows(
         As there; nothing was fitted, so there is no leverage and no condition.
     constants
         One more entry for every row of both, ``(n,)``.
-    processes
+    threads
         How many may share the work.
     """
     sides = None
@@ -73,14 +72,11 @@ def statistic_of_rows(
                 tally.add(_whole(found, constants[0], index), _whole(expected, constants[1], index))
         return tally.pieces
 
-    indices = list(pieces(found.shape))
-    share = max(1, -(-len(indices) // max(1, processes)))
+    compiled = sides is not None and sides[0] is not None and sides[1] is not None
+    indices = list(pieces(found.shape, MANY_ENTRIES if compiled else ENTRIES))
+    share = max(1, -(-len(indices) // max(1, threads)))
     tasks = [partial(part, indices[at : at + share]) for at in range(0, len(indices), share)]
-    if len(tasks) > 1 and sides is not None and None not in sides:
-        # Compiled loops need not wait for the interpreter's lock.
-        parts = in_order([(1, task) for task in tasks], len(tasks))
-    else:
-        parts = results(tasks, processes)
+    parts = in_order([(1, task) for task in tasks], len(tasks), threads)
     measured_rows = [piece for some in parts for piece in some]
     return statistic_of_pieces(name, measured_rows)
 
