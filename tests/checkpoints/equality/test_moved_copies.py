@@ -6,12 +6,22 @@ import numpy as np
 import pytest
 
 from fiberscope.checkpoints.architecture.program import Observable
+from fiberscope.checkpoints.equality import loops
 from fiberscope.checkpoints.equality.noisy import rounding_variance
 from fiberscope.verdict import Outcome
 from tests.checkpoints.equality.pairs import FORMATS, compared, drawn, laid_out, moved, stored
 from tests.checkpoints.ledger.toys import CASES
 
 
+@pytest.fixture(params=["compiled loops", "NumPy"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toys are too small for compiled loops, unless these are made to pay."""
+    if request.param == "compiled loops":
+        assert loops.is_installed()
+        monkeypatch.setattr(loops, "LEAST", 0)
+
+
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_same_with_a_witness_that_arrives(number: int) -> None:
     config, name = CASES[number]
@@ -25,6 +35,7 @@ def test_same_with_a_witness_that_arrives(number: int) -> None:
         assert any("arrives at every stored number" in note for note in found.notes), found.notes
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("number", range(0, len(CASES), 3))
 def test_other_weights_are_different(number: int) -> None:
     config, name = CASES[number]
@@ -38,6 +49,29 @@ def test_other_weights_are_different(number: int) -> None:
         assert 0.1 < found.distance.relative < 3
 
 
+@pytest.mark.parametrize("number", range(0, len(CASES), 2))
+def test_compiled_loops_find_what_numpy_finds(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, name = CASES[number]
+    model, observable = laid_out(config), Observable(name)
+    source = drawn(model, number)
+    copy = moved(model, source, number + 1, observable)
+    tensor = max(copy, key=lambda key: copy[key].size)
+    changed = {**copy, tensor: copy[tensor] * np.where(np.arange(copy[tensor].shape[-1]), 1, 1.01)}
+    for form in ("float32", "float16", "bfloat16"):
+        for other in (copy, changed):
+            ways = []
+            for least in (0, 1 << 62):
+                monkeypatch.setattr(loops, "LEAST", least)
+                ways.append(compared(model, source, stored(other, form), observable))
+            assert ways[0].outcome is ways[1].outcome
+            assert ways[0].first_difference == ways[1].first_difference
+            for one, two in zip(ways[0].statistics, ways[1].statistics, strict=True):
+                assert (one.name, one.count) == (two.name, two.count)
+                assert one.rms == pytest.approx(two.rms, rel=1e-3, abs=1e-9)
+                assert one.largest == pytest.approx(two.largest, rel=1e-3, abs=1e-9)
+
+
+@pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("form", ["float32", "bfloat16"])
 def test_the_statistic_is_calibrated(form: str) -> None:
     """Rounding alone leaves an rms of 1, within a tenth for thousands of numbers."""

@@ -8,11 +8,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fiberscope.checkpoints.equality import loops
 from fiberscope.checkpoints.equality.noisy import Noisy, rounded
 from fiberscope.checkpoints.equality.rows import SKETCH, Rows
 from fiberscope.checkpoints.equality.silence import with_constant
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic
 from fiberscope.checkpoints.equality.tiles import statistic_of_rows
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use compiled loops however small the matrices are."""
+    assert loops.is_installed()
+    monkeypatch.setattr(loops, "LEAST", 0)
+
 
 NUMBERS = ("rms", "largest", "relative", "uncertainty")
 
@@ -93,6 +102,27 @@ def test_one_number_in_a_faint_row_is_seen() -> None:
         for value, rows in zip(values, (first, second), strict=True)
     )
     assert statistic_of_rows("x", other, one, rotated=False).is_different
+
+
+@pytest.mark.parametrize("form", [np.float32, ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_sums_agree_with_the_general_way(
+    form: type, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contractions and means, of numbers down to the subnormal."""
+    rng = np.random.default_rng(2)
+    numbers = rng.standard_normal((77, 50)) * 2.0 ** -rng.integers(0, 26, (77, 50))
+    stored = np.asarray(numbers, order=order).astype(form)  # type: ignore[call-overload]
+    vector = rounded(rng.standard_normal(50).astype(np.float32))
+    ways = []
+    for least in (0, 1 << 62):
+        monkeypatch.setattr(loops, "LEAST", least)
+        for rows in (Rows(stored), Rows(stored[3:60, 5:41]), Rows(stored[:, ::-1])):
+            width = rows.shape[1]
+            ways += [rows.dot(vector.part(np.s_[:width])), rows.average()]
+    for one, two in zip(ways[:6], ways[6:], strict=True):
+        assert one.value == pytest.approx(two.value, rel=1e-12, abs=1e-14)
+        assert one.variance == pytest.approx(two.variance, rel=1e-9)
 
 
 def test_a_glance_never_overlooks_a_row_that_is_zero_up_to_rounding() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Attention
-from fiberscope.checkpoints.equality import kernels
 from fiberscope.checkpoints.equality.factors import (
     BasisChange,
     fit_basis,
@@ -20,6 +19,7 @@ from fiberscope.checkpoints.equality.factors import (
     weighed_columns,
 )
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
+from fiberscope.checkpoints.equality.loops import loops
 from fiberscope.checkpoints.equality.noisy import Array
 from fiberscope.checkpoints.equality.statistic import (
     Piece,
@@ -34,6 +34,8 @@ from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 
 VACUOUS = 0.1
 """Relative uncertainty of a circuit's product above which agreement would say nothing."""
+NEGLIGIBLE = 1e4
+"""Condition up to which what a fit makes of the rounding of float64 does not count in float32."""
 BATCH = 1 << 20
 """Numbers of a factor pair that are worked on at a time: they stay in the cache."""
 
@@ -218,7 +220,7 @@ def _measure(
     rotated: bool,
 ) -> None:
     """Residuals of both factors, group by group, in the second model's coordinates."""
-    allowed = allowance(change.condition)
+    allowed = allowance(_condition(plain + dual, change))
     pieces = [
         _residuals(matrix, first, second, allowed, leverage, rotated, apart)
         for matrix, (first, second), apart in zip(
@@ -235,6 +237,19 @@ def _measure(
     worst = int(share.argmax())
     if share[worst] > found.uncertainty[0]:
         found.uncertainty = (float(share[worst]), names[worst])
+
+
+def _condition(factors: list[Factor], change: BasisChange) -> Array:
+    """Conditions of changes of basis, or bounds on them where they cannot matter.
+
+    They multiply the roundings of float64 that are allowed, which are a few thousandths of a
+    rounding of float32 then. Variances in float32 belong to that format or a coarser one.
+    """
+    if all(factor.variance.dtype == np.float32 for factor in factors):
+        bound = change.condition_bound
+        if (bound < NEGLIGIBLE).all():
+            return bound
+    return change.condition
 
 
 def _residuals(
@@ -284,10 +299,11 @@ def _piece(
     length, unit = apart.shape[-1], second.unit
     passed = weights.astype(kind) @ first.variance.astype(kind, copy=False)
     own = second.variance.astype(kind, copy=False)
-    if kernels.AVAILABLE and kind == np.float32:
+    compiled = loops(apart.size) if kind == np.float32 else None
+    if compiled is not None:
         found = np.empty((len(sizes[0]), 6))
         rows = [np.ascontiguousarray(x.reshape(-1, length)) for x in (apart, own, passed)]
-        kernels.fitted(
+        compiled.fitted(
             rows[0],
             rows[1],
             rows[2],

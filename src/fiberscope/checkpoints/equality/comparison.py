@@ -170,6 +170,8 @@ def compare_models(
     turned = FORMATS.index(first.dtype) > FORMATS.index(second.dtype)
     one, other = (second, first) if turned else (first, second)
     threads = min(threads, _affordable(first))
+    if progress is not None:
+        progress(0, 1, "outputs on probe inputs")
     error = _forward_error(first, second, seed)
     found, outcome, reason, name = decided(one, other, progress, threads)
     if outcome is not Outcome.SAME:

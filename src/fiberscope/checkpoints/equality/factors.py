@@ -50,10 +50,17 @@ class BasisChange:
             ratio = values[..., 0] / values[..., -1]
         return np.where(np.isfinite(ratio), ratio, np.inf)
 
+    @property
+    def condition_bound(self) -> NDArray[np.float64]:
+        """At least the condition number, and at most r times that."""
+        norms = [np.sqrt((np.abs(x) ** 2).sum(axis=(-1, -2))) for x in (self.matrix, self.dual)]
+        return np.asarray(norms[0] * norms[1])
+
 
 def adjoint(matrix: NDArray[Any]) -> NDArray[Any]:
-    """Conjugate transpose of the last two axes."""
-    return np.conj(np.swapaxes(matrix, -1, -2))
+    """Conjugate transpose of the last two axes; of real matrices not a copy."""
+    across = np.swapaxes(matrix, -1, -2)
+    return np.conj(across) if np.iscomplexobj(matrix) else across
 
 
 def fit_basis(

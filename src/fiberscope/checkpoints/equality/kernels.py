@@ -1,8 +1,8 @@
 """Loops over stored numbers, compiled by Numba: one pass where array operations need a dozen.
 
-Numba is the optional extra ``fast``. Everything here is also computed elsewhere with NumPy, element
-by element in float64, and that is what runs without it; the two agree to a few roundings of
-float64 (variances in float32: of float32).
+Numba is the optional extra ``fast``; see :mod:`~fiberscope.checkpoints.equality.loops`. Everything
+here is also computed elsewhere with NumPy, element by element in float64, and that is what runs
+without it; the two agree to a few roundings of float64 (variances in float32: of float32).
 
 Rows are read in blocks, so that matrices stored by columns are read by whole cache lines. All
 numbers are finite: a sum that may be reordered, and a maximum that ignores NaN, are safe.
@@ -11,10 +11,10 @@ numbers are finite: a sum that may be reordered, and a maximum that ignores NaN,
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
+from numba import njit
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
@@ -26,8 +26,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Matrix = tuple[NDArray[np.float32], int, int]
 """Numbers, and how far apart rows and columns are in them."""
 
-AVAILABLE = find_spec("numba") is not None
-"""Whether the loops can be compiled."""
 MATRIX = "Tuple((Array(float32, 1, 'C', True), i8, i8))"
 """The type of a :data:`Matrix`, which is not written to."""
 BLOCK = 32
@@ -55,10 +53,6 @@ def compiled(signature: str) -> Callable[[Function], Function]:
     """Compile a function for one signature, now; kept on disk where there is a place for it."""
 
     def decorate(function: Function) -> Function:
-        if not AVAILABLE:
-            return function
-        from numba import njit
-
         options = {"nogil": True, "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
         try:
             return njit(signature, cache=True, error_model="numpy", **options)(function)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality import kernels
+from fiberscope.checkpoints.equality.loops import loops
 from fiberscope.checkpoints.equality.noisy import (
     FAINT,
     SHORT,
@@ -214,8 +215,9 @@ class Rows:
 
     def dot(self, vector: Noisy) -> Noisy:
         """Contraction of all rows with a vector, ``(n,)``."""
-        if self._is_plain and kernels.AVAILABLE:
-            found = [self._plain_dot(vector, part) for part in pieces(self.shape, MANY_ENTRIES)]
+        if self._is_plain and (compiled := loops(self.stored.size)) is not None:
+            many = pieces(self.shape, MANY_ENTRIES)
+            found = [self._plain_dot(compiled, vector, part) for part in many]
         else:
             found = [part.dot(vector) for part in self.parts()]
         return joined(found, 0)
@@ -227,15 +229,15 @@ class Rows:
         plain = plain and self.columns is None and self.signs is None and self.factor == 1.0
         return plain and not self.offset and self.stored.dtype.name in SHORT
 
-    def _plain_dot(self, vector: Noisy, index: slice) -> Noisy:
-        stored = kernels.matrix(self.stored[index])
+    def _plain_dot(self, compiled: ModuleType, vector: Noisy, index: slice) -> Noisy:
+        stored = compiled.matrix(self.stored[index])
         squares = np.square(vector.value)
         # What cancels in the sum leaves the rounding of float64 itself behind.
         passed = vector.variance + (SUM_ROUNDINGS * np.finfo(np.float64).eps) ** 2 * squares
         found = np.empty((2, len(self.stored[index])))
         kind = self.stored.dtype
         weights = coarseness(kind)[0] * squares
-        kernels.dotted(
+        compiled.dotted(
             stored, np.ascontiguousarray(vector.value), weights, passed, least_power(kind), found
         )
         return Noisy(found[0], found[1])
@@ -288,16 +290,16 @@ class Rows:
         """Mean over the rows."""
         value, variance = total = np.zeros((2, self.shape[1]))
         kind, count = self.stored.dtype, len(self.stored)
-        for index in pieces(self.shape):
-            if self._is_plain and kernels.AVAILABLE:
+        compiled = loops(self.stored.size) if self._is_plain else None
+        if compiled is not None:
+            for index in pieces(self.shape, MANY_ENTRIES):
                 part = self.stored[index]
-                kernels.added(kernels.matrix(part), least_power(kind), len(part), total)
-            else:
-                rows = self.part(index)
+                compiled.added(compiled.matrix(part), least_power(kind), len(part), total)
+            variance *= coarseness(kind)[0]
+        else:
+            for rows in self.parts():
                 value += rows.value.sum(axis=0)
                 variance += rows.variance.sum(axis=0)
-        if self._is_plain and kernels.AVAILABLE:
-            variance *= coarseness(kind)[0]
         return Noisy(value / count, variance / count**2)
 
     def centred(self, axis: int) -> Rows:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality import kernels
+from fiberscope.checkpoints.equality.loops import loops
 from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarseness, least_power
 from fiberscope.checkpoints.equality.rows import ENTRIES, MANY_ENTRIES, SKETCH, Rows, pieces
 from fiberscope.checkpoints.equality.silence import with_constant
@@ -96,6 +97,7 @@ class _Side:
         See :func:`fiberscope.checkpoints.equality.kernels.residuals`.
     """
 
+    compiled: ModuleType
     rows: Rows
     columns: NDArray[np.uint64]
     by: Array
@@ -106,7 +108,8 @@ class _Side:
         """None for matrices that only the general way can handle."""
         width = rows.shape[1]
         apart = bool(rows.shifts) or bool(rows.offset)
-        if not kernels.AVAILABLE or rows.stored.dtype.name not in SHORT or rows.mean is not None:
+        compiled = loops(rows.stored.size)
+        if compiled is None or rows.stored.dtype.name not in SHORT or rows.mean is not None:
             return None
         if rows.level and width < 3:
             return None  # a mean of two numbers leaves no variance of their own
@@ -117,27 +120,27 @@ class _Side:
         if rows.signs is not None and rows.level and (rows.signs != rows.signs[0]).any():
             return None  # signs come after centring
         by = np.zeros((5, width))
-        by[kernels.GAIN] = rows.factor
+        by[compiled.GAIN] = rows.factor
         if rows.gain is not None:
-            by[kernels.GAIN] *= rows.gain.value
+            by[compiled.GAIN] *= rows.gain.value
         # What centring leaves of each variance, besides what it adds to all.
         left = 1 - 2 / width if rows.level else 1.0
         relative = coarseness(rows.stored.dtype)[0]
-        by[kernels.SPACING] = np.sqrt(relative * left) * np.abs(by[kernels.GAIN])
+        by[compiled.SPACING] = np.sqrt(relative * left) * np.abs(by[compiled.GAIN])
         if rows.gain is not None:
-            by[kernels.PASSED] = np.sqrt(left * rows.gain.variance) * abs(rows.factor)
+            by[compiled.PASSED] = np.sqrt(left * rows.gain.variance) * abs(rows.factor)
         for _, shift in rows.shifts:
-            by[kernels.SHIFT] += shift.value
-            by[kernels.SHIFTED] += left * rows.factor**2 * shift.variance
+            by[compiled.SHIFT] += shift.value
+            by[compiled.SHIFTED] += left * rows.factor**2 * shift.variance
         if rows.signs is not None:
-            by[kernels.GAIN] *= rows.signs
+            by[compiled.GAIN] *= rows.signs
         columns = np.zeros(0) if rows.columns is None else rows.columns
         settings = np.array([rows.offset, least_power(rows.stored.dtype), float(rows.level)])
-        return cls(rows, np.ascontiguousarray(columns, dtype=np.uint64), by, settings)
+        return cls(compiled, rows, np.ascontiguousarray(columns, dtype=np.uint64), by, settings)
 
-    def stored(self, index: slice) -> kernels.Matrix:
+    def stored(self, index: slice) -> Any:
         """Some rows as the loops read them."""
-        return kernels.matrix(self.rows.stored[index])
+        return self.compiled.matrix(self.rows.stored[index])
 
 
 def _measured(
@@ -156,7 +159,7 @@ def _measured(
     ]
     joined = constants[0] is not None
     found = np.empty((count, 6))
-    kernels.residuals(
+    one.compiled.residuals(
         one.stored(index),
         other.stored(index),
         one.columns,
@@ -252,7 +255,7 @@ def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
         count, width = side.rows.shape
         values, variances = np.empty((count, width)), np.empty((count, width), dtype=np.float32)
         sizes = np.empty(count)
-        kernels.folded(
+        side.compiled.folded(
             side.stored(np.s_[:]),
             side.columns,
             side.by,

@@ -1,0 +1,27 @@
+"""Whether compiled loops are at hand, and pay: loading them takes about a second."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+LEAST = 1 << 17
+"""Numbers of a matrix from which loops are compiled, or loaded, for it."""
+
+
+def loops(numbers: int) -> ModuleType | None:
+    """:mod:`~fiberscope.checkpoints.equality.kernels`, for so many numbers; None without Numba."""
+    return _kernels() if numbers >= LEAST and is_installed() else None
+
+
+@cache
+def is_installed() -> bool:
+    """Whether Numba, the optional extra ``fast``, is there."""
+    return find_spec("numba") is not None
+
+
+@cache
+def _kernels() -> ModuleType:
+    return import_module("fiberscope.checkpoints.equality.kernels")
