@@ -150,18 +150,22 @@ def main() -> None:
             "factored, numpy": lambda: factored_numpy(pairs),
             "factored, torch": lambda: factored_torch(pairs),
         }
-        for _ in range(options.repeats):
+        # The first round is not counted: it compiles loops, and its files go to an idle disk, where
+        # every later one meets what the round before it left to be written.
+        for number in range(options.repeats + 1):
             for name, part in parts.items():
                 if name in missing:
                     continue
                 shutil.rmtree(scratch, ignore_errors=True)
                 scratch.mkdir()
                 try:
-                    seconds.setdefault(name, []).append(timed(part))
+                    found = timed(part)
                 except (UnavailableError, ImportError) as reason:
                     missing[name] = str(reason)
                     continue
-                print(f"{name}: {seconds[name][-1]:.2f} s", file=sys.stderr)
+                print(f"{name}: {found:.2f} s{'' if number else ', not counted'}", file=sys.stderr)
+                if number:
+                    seconds.setdefault(name, []).append(found)
         if options.dense:
             seconds["dense products"] = [dense(pairs, options.dense)]
     least = {name: min(values) for name, values in seconds.items() if values}
