@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -143,3 +144,14 @@ def test_a_glance_never_overlooks_a_row_that_is_zero_up_to_rounding() -> None:
     assert not survey[2][7] and np.delete(survey[2], 7).all()
     held = Rows(level, level=True).whole()
     assert survey[1] == pytest.approx(np.square(held.value).sum(axis=1), rel=1e-9, abs=1e-12)
+
+
+def test_loops_compile_where_nothing_can_be_kept_on_disk() -> None:
+    """A function without a file has no place for its compiled form either."""
+    from fiberscope.checkpoints.equality.kernels import compiled
+
+    names: dict[str, Any] = {}
+    exec("def twice(x):\n    return 2 * x", names)
+    twice = compiled("f8(f8)")(names["twice"])
+    assert twice(1.5) == 3.0
+    assert twice.signatures
