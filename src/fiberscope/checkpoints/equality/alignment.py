@@ -26,6 +26,8 @@ from fiberscope.checkpoints.equality.tiles import statistic_of_rows
 from fiberscope.checkpoints.ledger import Ledger
 from fiberscope.checkpoints.threads import in_order, limited, workers
 
+WIDE = 512
+"""Width from which products with rotations are worth more than one thread."""
 Progress = Callable[[int, int, str], None]
 
 
@@ -107,14 +109,18 @@ def _aligned(
     # What is asked of both models anyway, at the same time; its operations are large.
     tasks = [(1, partial(_prepared, model)) for model in (first, second)]
     list(in_order(tasks, workers()))
-    frame, tables = _frame(first, second, ledger, threads)
+    # A rotation is fitted and applied by large products, which share their work themselves.
+    products = workers() if first.wiring.segments[0].width >= WIDE else 1
+    with limited(products):
+        frame, tables = _frame(first, second, ledger, threads)
     centred = is_centred_wiring(second.wiring)
     found = Alignment(frame, tables, centred=centred, tables=len(tables))
     rotated = found.mixes
     matches = [(1, partial(_match, first, second, a, b, found.frame, rotated)) for a, b in blocks]
-    for number, match in enumerate(in_order(matches, len(matches), threads)):
-        tick(number + 1, blocks[number][1].label)
-        _take(match, found)
+    with limited(1 if threads > 1 else products):
+        for number, match in enumerate(in_order(matches, len(matches), threads)):
+            tick(number + 1, blocks[number][1].label)
+            _take(match, found)
     tick(len(blocks) + 1, "norms and head")
     for one, other in zip(first.kept, second.kept, strict=True):
         found.statistics.append(_kept(one, other, found.frame))
@@ -123,7 +129,8 @@ def _aligned(
         moved = found.frame.carry(one.array)
         part = statistic(other.label, other.array, moved, rotated=found.mixes, independent=1.0)
         found.statistics.append(part)
-    _head(first, second, found, threads)
+    with limited(products):
+        _head(first, second, found, threads)
     return found
 
 
