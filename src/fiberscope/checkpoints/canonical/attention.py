@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import null_space
 
 from fiberscope.checkpoints.architecture.program import Attention
-from fiberscope.checkpoints.canonical.balancing import balance
+from fiberscope.checkpoints.canonical.balancing import BalancedPairs, balance
+from fiberscope.checkpoints.canonical.cancelling import tolerated
 from fiberscope.checkpoints.canonical.places import Places, descending
 from fiberscope.checkpoints.canonical.planes import balance_planes, order_gains
 from fiberscope.checkpoints.canonical.points import Folded, Style
-from fiberscope.checkpoints.canonical.workspace import ARITHMETIC, Workspace
+from fiberscope.checkpoints.canonical.workspace import Workspace
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index, value_kernel_dimension
 from fiberscope.checkpoints.ledger.rules.discrete import GROUP_PERMUTATION, HEAD_PERMUTATION
 from fiberscope.checkpoints.ledger.rules.heads import QUERY_KEY, VALUE_OUTPUT
@@ -75,23 +75,37 @@ def canonical_heads(
     fixed_order
         Order of the groups where a position table names them; then no head is sorted here.
     """
-    attention = heads.attention
     drop_dead_key_constants(heads)
+    if not heads.value.reader.absorbing_biases and style.constants:
+        _settle_kernel(heads, segment)
+    exact = _ordered_and_balanced(heads, style, places, fixed_order)
+    changed = any(part.changed for part in (heads.query, heads.key, heads.value))
+    if not exact and (changed or heads.output_changed):
+        # Rounding of ill-conditioned factors hid the order; that of balanced ones may not.
+        kept = None if fixed_order is None else np.arange(len(fixed_order))
+        _ordered_and_balanced(heads, style, Places(), kept)
+
+
+def _ordered_and_balanced(
+    heads: Heads, style: Style, places: Places, fixed_order: NDArray[np.int64] | None
+) -> bool:
+    """Sort and balance; whether the order falls exactly, not only up to rounding."""
+    attention = heads.attention
     sizes = head_sizes(heads)
+    exact = True
     if style.order:
         if attention.heads_per_group > 1:
-            _sort_heads(heads, sizes, places)
-        _sort_groups(heads, sizes, places, fixed_order)
+            exact = _sort_heads(heads, sizes, places)
+        exact &= _sort_groups(heads, sizes, places, fixed_order)
     if style.balance:
         if attention.query_norm is None:
             _query_key(heads, places)
         else:
             order_gains(heads, places)
-        _value_output(heads, segment, places)
+        _value_output(heads, places)
         if style.drop:
             _drop_silent_heads(heads, places)
-    if not heads.value.reader.absorbing_biases and heads.value.constant is not None:
-        _drop_kernel(heads, segment)
+    return exact
 
 
 def drop_dead_key_constants(heads: Heads) -> None:
@@ -108,6 +122,9 @@ def drop_dead_key_constants(heads: Heads) -> None:
         key.changed = True
     key.constant = key.constant.copy()
     key.constant[:, dead] = 0.0
+    if key.deviation is not None:
+        key.deviation = key.deviation.copy()
+        key.deviation[:, dead] = 0.0
 
 
 def head_sizes(heads: Heads) -> Array:
@@ -132,7 +149,8 @@ def head_uncertainty(heads: Heads) -> Array:
     return np.asarray(DEVIATIONS * heads.spacing * np.sqrt(squares / 6.0))
 
 
-def _sort_heads(heads: Heads, sizes: Array, places: Places) -> None:
+def _sort_heads(heads: Heads, sizes: Array, places: Places) -> bool:
+    """Sort the heads of every group; whether their sizes fall exactly now."""
     attention = heads.attention
     tolerance = TIE * heads.spacing
     uncertain = head_uncertainty(heads)
@@ -144,23 +162,28 @@ def _sort_heads(heads: Heads, sizes: Array, places: Places) -> None:
         places.add(HEAD_PERMUTATION, attention.layer, f"{attention.label}, group {group}", ties)
         orders.append(order)
         settled &= kept
-    if settled:
-        return
     index = np.stack(orders)
+    if settled:
+        return bool((index[:, 1:] > index[:, :-1]).all())
     heads.query.rows = np.take_along_axis(heads.query.rows, index[:, :, None, None], axis=1)
     if heads.query.constant is not None:
         heads.query.constant = np.take_along_axis(heads.query.constant, index[:, :, None], axis=1)
+    if heads.query.deviation is not None:
+        deviation = np.take_along_axis(heads.query.deviation, index[:, :, None], axis=1)
+        heads.query.deviation = deviation
     heads.output = np.take_along_axis(heads.output, index[:, :, None, None], axis=1)
     sizes[:] = np.take_along_axis(sizes, index, axis=1)
     heads.query.changed = heads.output_changed = True
+    return True
 
 
 def _sort_groups(
     heads: Heads, sizes: Array, places: Places, fixed: NDArray[np.int64] | None
-) -> None:
+) -> bool:
+    """Sort the groups; whether their sizes fall exactly now, or their order is given."""
     attention = heads.attention
     if attention.groups == 1:
-        return
+        return True
     if fixed is None:
         keys = np.sqrt((sizes**2).sum(axis=1))
         uncertain = np.linalg.norm(head_uncertainty(heads), axis=1)
@@ -169,19 +192,22 @@ def _sort_groups(
         )
         places.add(GROUP_PERMUTATION, attention.layer, attention.label, ties)
         if settled:
-            return
+            return bool((order[1:] > order[:-1]).all())
     else:
         order = fixed
         if np.array_equal(order, np.arange(len(order))):
-            return
+            return True
     heads.group_order = order
     for part in (heads.query, heads.key, heads.value):
         part.rows = part.rows[order]
         if part.constant is not None:
             part.constant = part.constant[order]
+        if part.deviation is not None:
+            part.deviation = part.deviation[order]
         part.changed = True
     heads.output = heads.output[order]
     heads.output_changed = True
+    return True
 
 
 def _stacked(query: Array, constant: Array | None) -> Array:
@@ -206,11 +232,19 @@ def _query_key(heads: Heads, places: Places) -> None:
         q_constant = query.constant if whole else query.constant[:, :, rows]
     k = key.rows if whole else key.rows[:, rows]
     first = _stacked(q, q_constant)
-    found = balance(first, k, heads.spacing)
-    _note(places, QUERY_KEY, attention, found.loose, found.deficient)
+    deviation = None
+    if query.deviation is not None:
+        moved = query.deviation if whole else query.deviation[:, :, rows]
+        deviation = np.linalg.norm(moved, axis=1)
+    found = balance(first, k, heads.spacing, deviation)
+    _note(places, QUERY_KEY, heads, found)
     if found.settled:
         return
     query.changed = key.changed = True
+    if query.deviation is not None and found.basis is not None:
+        query.deviation = query.deviation.copy()
+        squares = np.einsum("gst,gmt->gms", found.basis**2, query.deviation[:, :, rows] ** 2)
+        query.deviation[:, :, rows] = np.sqrt(squares)
     groups, per_group, width = q.shape[:3]
     moved = found.first.reshape(groups, width, per_group, -1).swapaxes(1, 2)
     d = q.shape[-1]
@@ -227,34 +261,23 @@ def _query_key(heads: Heads, places: Places) -> None:
             query.constant[:, :, rows] = moved[..., d]
 
 
-def _value_output(heads: Heads, segment: Segment, places: Places) -> None:
-    attention, value = heads.attention, heads.value
-    second = _stacked(heads.output, None)
-    rows, carried = value.rows, value.constant
-    if carried is not None and value_kernel_dimension(attention, segment) == 0:
-        # Constants that nothing takes, and that are all seen, are one more column of the values.
-        rows, carried = np.concatenate([rows, carried[..., None]], axis=-1), None
-    found = balance(rows, second, heads.spacing)
-    deficient = found.deficient
-    if carried is not None and carried.any() and not found.settled:
-        assert found.basis is not None
-        carried = np.einsum("gst,gt->gs", found.basis, carried)
-        if deficient.any():
-            # What the values do not reach is cut, and the outputs may send a constant there.
-            kept = _kept_constant(heads, found.second)
-            if kept is None:
-                groups = np.flatnonzero(deficient)
-                where = f"{attention.label}, with constants outside"
-                places.add(VALUE_OUTPUT, attention.layer, where, groups.tolist())
-                return
-            carried = kept
-    _note(places, VALUE_OUTPUT, attention, found.loose, deficient)
+def _value_output(heads: Heads, places: Places) -> None:
+    value = heads.value
+    rows = value.rows
+    if value.constant is not None:
+        # Constants that no bias takes are one more column of the values.
+        rows = np.concatenate([rows, value.constant[..., None]], axis=-1)
+    found = balance(rows, _stacked(heads.output, None), heads.spacing, value.deviation)
+    _note(places, VALUE_OUTPUT, heads, found)
     if found.settled:
         return
     value.changed = heads.output_changed = True
     d = value.rows.shape[-1]
     if value.constant is not None:
-        value.constant = found.first[..., d].copy() if carried is None else carried
+        value.constant = found.first[..., d].copy()
+        if value.deviation is not None and found.basis is not None:
+            squares = np.einsum("gst,gt->gs", found.basis**2, value.deviation**2)
+            value.deviation = np.sqrt(squares)
     value.rows = np.ascontiguousarray(found.first[..., :d])
     heads.output = _unstacked(found.second, heads)
 
@@ -265,31 +288,15 @@ def _unstacked(second: Array, heads: Heads) -> Array:
     return np.ascontiguousarray(moved)
 
 
-def _kept_constant(heads: Heads, second: Array) -> Array | None:
-    """Constants that new outputs send where the old ones send theirs; None if they cannot."""
-    constant = heads.value.constant
-    assert constant is not None
-    before = heads.output.sum(axis=1)
-    after = _unstacked(second, heads).sum(axis=1)
-    lands = np.einsum("gsd,gs->d", before, constant)
-    matrix = after.reshape(-1, after.shape[-1]).T
-    found = np.linalg.lstsq(matrix, lands, rcond=1e-10)[0]
-    size = np.linalg.norm(before) * np.linalg.norm(constant)
-    if np.linalg.norm(matrix @ found - lands) > ARITHMETIC * size:
-        return None
-    return np.asarray(found.reshape(constant.shape))
-
-
-def _note(
-    places: Places,
-    mechanism: str,
-    attention: Attention,
-    loose: NDArray[np.int64],
-    deficient: NDArray[np.int64],
-) -> None:
-    groups = np.flatnonzero(loose)
-    places.add(mechanism, attention.layer, attention.label, groups.tolist(), int(loose.sum()))
-    places.note_dead(f"directions of heads outside the product ({mechanism})", int(deficient.sum()))
+def _note(places: Places, mechanism: str, heads: Heads, found: BalancedPairs) -> None:
+    attention = heads.attention
+    groups = np.flatnonzero(found.loose)
+    places.add(mechanism, attention.layer, attention.label, groups.tolist(), int(found.loose.sum()))
+    groups = np.flatnonzero(found.uncertain > tolerated(heads.spacing))
+    where = f"{attention.label}, rounding of the factors"
+    places.add(mechanism, attention.layer, where, groups.tolist())
+    cut = int(found.deficient.sum())
+    places.note_dead(f"directions of heads outside the product ({mechanism})", cut)
 
 
 def _drop_silent_heads(heads: Heads, places: Places) -> None:
@@ -315,22 +322,45 @@ def _drop_silent_heads(heads: Heads, places: Places) -> None:
                 part.constant[groups] = 0.0
 
 
-def _drop_kernel(heads: Heads, segment: Segment) -> None:
-    """Constant values of several groups can cancel in the output: keep what is seen of them."""
+def _settle_kernel(heads: Heads, segment: Segment) -> None:
+    """Constant values of several groups can cancel in what they write together.
+
+    Of all constants ``c`` with one sum ``sum_g,m O_gm^T c_g`` the form has those for which
+    ``sum |O_gm^T c_g|^2`` is smallest: no change of basis alters them.
+    """
     attention, value = heads.attention, heads.value
     size = value_kernel_dimension(attention, segment)
-    if size == 0 or value.constant is None:
+    constant = value.constant
+    if size == 0 or constant is None or not constant.any():
         return
-    matrix = heads.output.sum(axis=1).reshape(-1, heads.output.shape[-1]).T
-    kernel = null_space(matrix)[:, :size]
-    constant = value.constant.reshape(-1)
-    inside = kernel @ (kernel.T @ constant)
-    allowed = 8.0 * heads.spacing * np.linalg.norm(constant)
+    groups, width = constant.shape
+    left, sizes, right = np.linalg.svd(_stacked(heads.output, None), full_matrices=False)
+    live = sizes > width * np.finfo(np.float64).eps * sizes[:, :1]
+    # What constants write, in orthonormal coordinates of each group: |O^T c| is their length.
+    writes = (left * np.where(live, sizes, 0.0)[:, None, :]).swapaxes(-1, -2)
+    apart = right.reshape(groups, -1, attention.heads_per_group, segment.width).sum(axis=2)
+    total = (apart * live[..., None]).reshape(-1, segment.width)
+    kernel = np.linalg.svd(total)[0][:, len(total) - size :]
+    rounding = 8.0 * heads.spacing * np.abs(constant)
     if value.reader.bias is None and value.small_constant is not None:
-        allowed += np.linalg.norm(value.small_constant)
-    if np.abs(inside).max() > allowed:
-        value.constant = (constant - inside).reshape(value.constant.shape)
-        value.changed = True
+        rounding = rounding + value.small_constant
+    by_constant = np.einsum("gkn,gks->gsn", kernel.reshape(*live.shape, size), writes)
+    inside = np.einsum("gsn,gs->n", by_constant, constant)
+    allowed = np.einsum("gsn,gs->n", np.abs(by_constant), rounding)
+    if not value.changed and (np.abs(inside) <= allowed).all():
+        return
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.where(live, 1.0 / sizes, 0.0)
+    back = np.einsum("gsk,gk,gkn->gsn", left, inverse, kernel.reshape(*live.shape, size))
+    value.constant = constant - back @ inside
+    if value.deviation is not None:
+        # c -> (1 - back by_constant^T) c: the squares of that matrix's rows, weighted.
+        squares = value.deviation**2
+        moved = np.einsum("gsn,gsk,gs->nk", by_constant, by_constant, squares)
+        kept = 1.0 - 2.0 * np.einsum("gsn,gsn->gs", back, by_constant)
+        both = kept * squares + np.einsum("gsn,nk,gsk->gs", back, moved, back)
+        value.deviation = np.sqrt(np.maximum(both, 0.0))
+    value.changed = True
 
 
 def write_heads(heads: Heads, work: Workspace) -> None:

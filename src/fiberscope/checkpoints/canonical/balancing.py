@@ -42,6 +42,9 @@ class BalancedPairs:
         Number of directions of every pair that the product does not see (and that are set to 0).
     loose
         Number of directions of every pair that the reference does not fix beyond rounding.
+    uncertain
+        By how much rounding of the given factors has moved the balanced ones, relative to the
+        largest row, shape ``(pairs,)``: an estimate, 0 where nothing was computed.
     """
 
     first: Array
@@ -50,6 +53,7 @@ class BalancedPairs:
     settled: bool
     deficient: NDArray[np.int64]
     loose: NDArray[np.int64]
+    uncertain: Array
 
 
 def sketch(array: Array, stream: int) -> Array:
@@ -68,7 +72,9 @@ def sketch(array: Array, stream: int) -> Array:
     return signed.reshape(*array.shape[:-1], -1, width).sum(axis=-2)
 
 
-def balance(first: Array, second: Array, spacing: float) -> BalancedPairs:
+def balance(
+    first: Array, second: Array, spacing: float, deviation: Array | None = None
+) -> BalancedPairs:
     """Balanced and aligned factors.
 
     Parameters
@@ -77,6 +83,9 @@ def balance(first: Array, second: Array, spacing: float) -> BalancedPairs:
         Shapes ``(pairs, n, a)`` and ``(pairs, n, b)``.
     spacing
         Relative spacing of the numbers' storage: what is within it counts as settled.
+    deviation
+        How far rounding has moved a column of the first factors that is a sum of what is stored,
+        shape ``(pairs, n)``.
     """
     pairs, width = first.shape[:2]
     left, right = _gram(first), _gram(second)
@@ -85,18 +94,25 @@ def balance(first: Array, second: Array, spacing: float) -> BalancedPairs:
     if _is_settled(first, second, left, right, reference[0] + reference[1], spacing):
         sizes = np.linalg.svd(reference[0] + reference[1], compute_uv=False)
         loose = _loose(np.asarray(sizes, dtype=np.float64), spacing)
-        return BalancedPairs(first, second, None, True, none, np.maximum(loose, 0))
+        return BalancedPairs(first, second, None, True, none, np.maximum(loose, 0), np.zeros(pairs))
     basis, dual, safe = _from_grams(left, right, spacing)
     deficient = none.copy()
     moved, other = np.empty_like(first), np.empty_like(second)
     aligned = np.empty((pairs, width, width))
+    crossed = right @ dual.swapaxes(-1, -2), left @ basis.swapaxes(-1, -2)
     aligned[safe] = basis[safe] @ reference[0][safe] + dual[safe] @ reference[1][safe]
     for pair in np.flatnonzero(~safe):
         moved[pair], other[pair], basis[pair], deficient[pair] = _by_orthogonalising(
             first[pair], second[pair]
         )
         aligned[pair] = sketch(moved[pair], 0) + sketch(other[pair], 1)
+        crossed[0][pair] = second[pair] @ other[pair].T
+        crossed[1][pair] = first[pair] @ moved[pair].T
     turn, sizes = _unitary_part(aligned)
+    lengths = tuple(np.diagonal(gram, axis1=-2, axis2=-1) for gram in (left, right))
+    if deviation is not None:
+        lengths = lengths[0] + 12.0 * (deviation / spacing) ** 2, lengths[1]
+    uncertain = _uncertainty(lengths, crossed, basis, sizes, deficient, spacing)
     turn = turn.swapaxes(-1, -2)
     basis = turn @ basis
     if safe.all():
@@ -108,7 +124,40 @@ def balance(first: Array, second: Array, spacing: float) -> BalancedPairs:
         moved[~safe] = turn[~safe] @ moved[~safe]
         other[~safe] = turn[~safe] @ other[~safe]
     loose = np.maximum(_loose(sizes, spacing) - deficient, 0)
-    return BalancedPairs(moved, other, basis, False, deficient, loose)
+    return BalancedPairs(moved, other, basis, False, deficient, loose, uncertain)
+
+
+def _uncertainty(
+    lengths: tuple[Array, ...],
+    crossed: tuple[Array, Array],
+    basis: Array,
+    alignment: Array,
+    deficient: NDArray[np.int64],
+    spacing: float,
+) -> Array:
+    """How far rounding of the factors moves the balanced ones, relative to their largest row.
+
+    With ``A^T B = X s Y^T`` a row of the balanced first factor is ``(A^T B y_i)^T / sqrt(s_i)``.
+    Rounding of A, row by row, moves it by ``e / sqrt(12) sqrt(sum_k |A_k|^2 (B_k y_i)^2 / s_i)``,
+    at most by the root of what it does to the product, and likewise for the second factor. The
+    alignment follows with the condition of what it is found from. To first order: an estimate.
+    """
+    sizes = np.einsum("gik,gki->gi", basis, crossed[1])
+    live = sizes > 0
+    error = spacing / np.sqrt(12.0)
+    product = error * np.sqrt(2.0 * (lengths[0] * lengths[1]).sum(axis=-1))
+    worst = np.zeros(len(basis))
+    for squared, products in zip(lengths, crossed, strict=True):
+        squares = np.einsum("gk,gki->gi", squared, products**2)
+        moved = np.divide(np.sqrt(squares), sizes, out=np.zeros_like(sizes), where=live)
+        worst = np.maximum(worst, error * moved.max(axis=-1))
+    worst = np.minimum(worst, np.sqrt(product))
+    for pair, cut in enumerate(deficient):
+        fixed = alignment[pair, : alignment.shape[1] - cut]
+        if len(fixed) > 1:
+            worst[pair] *= 1.0 + fixed[0] / max(float(fixed[-2:].sum()), 1e-300)
+    largest = np.sqrt(np.maximum(sizes.max(axis=-1), 0.0))
+    return np.asarray(np.divide(worst, largest, out=np.zeros_like(worst), where=largest > 0))
 
 
 def _gram(array: Array) -> Array:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Activation, Attention, Mlp, Norm
 from fiberscope.checkpoints.canonical.attention import TIE, Heads, canonical_heads, write_heads
+from fiberscope.checkpoints.canonical.cancelling import deviation_of_sum
 from fiberscope.checkpoints.canonical.frame import IDENTITY, Frame, coupled, find_frame
 from fiberscope.checkpoints.canonical.neurons import Neurons, canonical_neurons
 from fiberscope.checkpoints.canonical.places import Places, descending
@@ -20,6 +21,7 @@ from fiberscope.checkpoints.canonical.points import (
     Folded,
     PointForm,
     Style,
+    centre_read,
     fold,
     point_form,
     point_frames,
@@ -27,6 +29,7 @@ from fiberscope.checkpoints.canonical.points import (
 )
 from fiberscope.checkpoints.canonical.stream import (
     Constants,
+    centre_written,
     drop_unread,
     reached_buckets,
     read_writer,
@@ -35,7 +38,7 @@ from fiberscope.checkpoints.canonical.stream import (
     settle_unembedding,
     write_tables,
 )
-from fiberscope.checkpoints.canonical.workspace import Workspace
+from fiberscope.checkpoints.canonical.workspace import ARITHMETIC, Workspace
 from fiberscope.checkpoints.ledger.item import Item
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free
 from fiberscope.checkpoints.ledger.rules.discrete import GROUP_PERMUTATION, sharing_positions
@@ -57,7 +60,7 @@ class _Found:
     """What one block tells the others: ties, and constants on their way to output biases."""
 
     places: Places = field(default_factory=Places)
-    constants: list[tuple[View, Array]] = field(default_factory=list)
+    constants: list[tuple[View, Array, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -125,8 +128,8 @@ class CanonicalForm:
                     if progress is not None:
                         progress(number, len(steps), step.label)
                     self.places.extend(found.places)
-                    for bias, vector in found.constants:
-                        self.constants.add(bias, vector)
+                    for bias, vector, deviation in found.constants:
+                        self.constants.add(bias, vector, deviation)
                     for name in dict.fromkeys(step.tensors):
                         if last[name] == number:
                             yield name, self.work.release(name)
@@ -217,7 +220,8 @@ class CanonicalForm:
     def _tables(self, found: _Found) -> None:
         wiring, work, style = self.wiring, self.work, self.style
         if wiring.tied_point is not None:
-            settle_tied_bias(wiring, self._form(wiring.tied_point), work, style)
+            form = self._form(wiring.tied_point)
+            settle_tied_bias(wiring, form, work, style, found.places)
         settle_positions(wiring, work, style)
         self._order_by_positions(found.places)
         write_tables(wiring, self._frame_of_segment, work, style)
@@ -266,7 +270,7 @@ class CanonicalForm:
         if biases and style.constants and value.constant is not None:
             if not value.no_constant:
                 lands = np.einsum("gmsd,gs->d", output, value.constant)
-                found.constants.append((biases[0], lands))
+                found.constants.append((biases[0], lands, _landing(output, value)))
             value.drop_constant()
         heads = Heads(
             a,
@@ -280,9 +284,20 @@ class CanonicalForm:
             self._inner_gain(a.query_norm),
             self._inner_gain(a.key_norm),
         )
-        canonical_heads(heads, segment, style, found.places, self._fixed_orders.get(id(a)))
+        order = self._fixed_orders.get(id(a))
+        canonical_heads(heads, segment, style, found.places, order)
+        if heads.output_changed:
+            centre_written(heads.output, segment, style)
+        if heads.spacing <= ARITHMETIC and any(part.changed for part in parts.values()):
+            # What an ill-conditioned change of basis rounded away shows in float64 storage; now
+            # the same steps are well-conditioned.
+            for part in parts.values():
+                centre_read(part)
+            order = None if order is None else np.arange(len(order))
+            canonical_heads(heads, segment, style, Places(), order)
+            centre_written(heads.output, segment, style)
         for part in parts.values():
-            unfold(part, work)
+            unfold(part, work, found.places)
         write_heads(heads, work)
 
     def _inner_gain(self, norm: Norm | None) -> Array | None:
@@ -320,9 +335,17 @@ class CanonicalForm:
             work.spacing(m.up, m.gate, m.down),
         )
         canonical_neurons(neurons, self.style, found.places)
-        unfold(up, work)
+        if neurons.spacing <= ARITHMETIC and neurons.down_changed:
+            # See the heads.
+            centre_read(up)
+            if gate is not None:
+                centre_read(gate)
+            centre_written(neurons.down, segment, self.style)
+            canonical_neurons(neurons, self.style, Places())
+            centre_written(neurons.down, segment, self.style)
+        unfold(up, work, found.places)
         if gate is not None:
-            unfold(gate, work)
+            unfold(gate, work, found.places)
         if neurons.down_changed:
             work.write(m.down, neurons.down.T)
 
@@ -367,9 +390,9 @@ class CanonicalForm:
                 if neurons.down_changed:
                     output.rows = np.ascontiguousarray(neurons.down.T)
                     output.changed = True
-            unfold(dense, self.work)
+            unfold(dense, self.work, found.places)
         if output is not None:
-            unfold(output, self.work)
+            unfold(output, self.work, found.places)
 
     def _dense(self) -> Folded | None:
         for point in self.wiring.points:
@@ -435,7 +458,10 @@ class CanonicalForm:
                 assert form.bias is not None and form.new_bias is not None
                 moved = form.frame.apply(form.bias) - form.new_bias
                 if moved.any():
-                    self.constants.add(point.carried_biases[0], moved)
+                    spacing = work.spacing(point.norm.bias)
+                    largest = np.square(np.abs(moved).max(keepdims=True))
+                    deviation = float(deviation_of_sum(largest, spacing)[0])
+                    self.constants.add(point.carried_biases[0], moved, deviation)
             norm = point.norm
             if norm.gain is not None and gain is not None and not _same(form.gain, gain):
                 work.write(norm.gain, gain)
@@ -443,11 +469,20 @@ class CanonicalForm:
                 work.write(norm.bias, bias)
         for segment in wiring.segments:
             frame = self._frame_of_segment[id(segment)]
-            self.constants.write(segment, frame, self.style)
+            self.constants.write(segment, frame, self.style, found.places)
 
 
 def _same(old: Array | None, new: Array) -> bool:
     return old is not None and np.array_equal(old, new)
+
+
+def _landing(output: Array, value: Folded) -> float:
+    """How far rounding moves what constant values add to a stream, at most."""
+    assert value.constant is not None
+    squares = 2.0 * value.constant**2 * value.spacing**2 / 12.0
+    if value.deviation is not None:
+        squares = squares + value.deviation**2
+    return float(np.sqrt(np.einsum("gmsd,gmsd,gs->d", output, output, squares).max()))
 
 
 def _degree(activation: Activation, name: str) -> int | None:

@@ -101,6 +101,8 @@ def _multiply(part: Folded, factor: Array) -> None:
     part.rows *= factor[:, None]
     if part.constant is not None:
         part.constant = part.constant * factor
+    if part.deviation is not None:
+        part.deviation = part.deviation * np.abs(factor)
     part.changed = True
 
 
@@ -229,6 +231,8 @@ def _sort(neurons: Neurons, places: Places, together: NDArray[np.int64]) -> NDAr
             part.rows = taken(part.rows, order)
             if part.constant is not None:
                 part.constant = part.constant[order]
+            if part.deviation is not None:
+                part.deviation = part.deviation[order]
             part.changed = True
     neurons.down = neurons.down[order]
     neurons.down_changed = True

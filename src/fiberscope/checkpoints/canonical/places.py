@@ -85,7 +85,8 @@ def descending(
     second
         Keys of units that are equal otherwise.
     uncertain
-        How far rounding can have moved each key, where that is more than the tolerance.
+        How far rounding can have moved each key, where that is more than the two above say: an
+        order within it is settled, and a tie.
 
     Returns
     -------
@@ -114,9 +115,11 @@ def descending(
         reach = np.maximum(reach, np.hypot(moved[:-1], moved[1:]))
     near = ordered[:-1] - ordered[1:] <= reach
     rise = keys[1:] - keys[:-1]
-    settled &= bool((rise <= tolerance * np.abs(keys[:-1])).all())
+    known = np.zeros(len(keys)) if uncertain is None else uncertain
+    both = np.hypot(known[1:], known[:-1])
+    settled &= bool((rise <= np.maximum(tolerance * np.abs(keys[:-1]), both)).all())
     if settled:
         noise = rounding() if callable(rounding) else np.full(len(keys), rounding)
-        size = noise * np.abs(keys)
+        size = np.maximum(noise * np.abs(keys), known)
         settled = bool((rise <= np.hypot(size[1:], size[:-1])).all())
     return order, [int(i) for i in np.flatnonzero(near)], settled

@@ -14,6 +14,7 @@ from fiberscope.checkpoints.ledger.rules.heads import QUERY_KEY, QUERY_KEY_GAIN
 
 if TYPE_CHECKING:
     from fiberscope.checkpoints.canonical.attention import Heads
+    from fiberscope.checkpoints.canonical.points import Folded
 
 Array = NDArray[np.float64]
 
@@ -71,6 +72,16 @@ def _put(
         constant[..., second] = b[..., d]
         part.constant = constant  # type: ignore[attr-defined]
     part.changed = True  # type: ignore[attr-defined]
+
+
+def _scaled_deviation(
+    part: Folded, factor: Array, first: NDArray[np.int64], second: NDArray[np.int64]
+) -> None:
+    """Planes are turned and scaled: either row can have the rounding of both."""
+    if part.deviation is not None:
+        part.deviation = part.deviation.copy()
+        both = np.hypot(part.deviation[..., first], part.deviation[..., second]) * factor
+        part.deviation[..., first] = part.deviation[..., second] = both
 
 
 def _single_planes(
@@ -133,6 +144,8 @@ def _single_planes(
     turn = np.divide(aligned.conj(), length, out=np.ones_like(aligned), where=length > 0)
     z = turn * ratio
     w = turn * inverse
+    _scaled_deviation(query, ratio[:, None, :], first, second)
+    _scaled_deviation(key, inverse, first, second)
     _put(
         query,
         q_real * z.real[:, None, :, None] - q_imaginary * z.imag[:, None, :, None],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.checkpoints.canonical.cancelling import deviation_of_sum, note_cancelling
 from fiberscope.checkpoints.canonical.frame import IDENTITY, Frame
 from fiberscope.checkpoints.canonical.places import Places
 from fiberscope.checkpoints.canonical.workspace import (
@@ -14,6 +15,7 @@ from fiberscope.checkpoints.canonical.workspace import (
     along_last,
     along_rest,
     dot_last,
+    dot_squares,
     is_rounding,
     tiles,
     without_mean,
@@ -119,7 +121,7 @@ class Folded:
 
     ``changed`` says whether they differ from what is stored by more than its rounding. ``lost`` is
     the mean taken from each row, and ``summed`` the size of what each constant is a sum of: what is
-    stored is rounded with them.
+    stored is rounded with them. ``deviation`` is how far that rounding moves each constant.
     """
 
     reader: Reader
@@ -131,6 +133,7 @@ class Folded:
     small_constant: Array | None = field(default=None)
     lost: Array | None = field(default=None)
     summed: Array | None = field(default=None)
+    deviation: Array | None = field(default=None)
 
     @property
     def no_constant(self) -> bool:
@@ -177,14 +180,17 @@ def fold(reader: Reader, form: PointForm, work: Workspace) -> Folded:
         if brings:
             constant = brought if constant is None else constant + brought
             if reader.bias is None:
-                small = 8.0 * spacing * np.linalg.norm(rows * norm_bias, axis=-1)
+                small = 8.0 * spacing * np.sqrt(dot_squares(rows, norm_bias**2))
         elif constant is None:
             constant = np.zeros(rows.shape[:-1])
     lost = means if form.centred else None
     summed: Array | None = None
+    deviation: Array | None = None
     if constant is not None:
         summed = np.zeros_like(constant) if bias is None else np.abs(bias)
-        if brings:
+        if brings and norm_bias is not None:
+            squares = summed**2 + 2.0 * dot_squares(rows, norm_bias**2)
+            deviation = deviation_of_sum(squares, spacing)
             summed = summed + np.abs(brought)
     carried = reader.bias is None and form.bias is not None
     if form.centred and (carried or changed):
@@ -200,20 +206,27 @@ def fold(reader: Reader, form: PointForm, work: Workspace) -> Folded:
         frame.negate(rows)
     else:
         rows = frame.turned(rows, spacing)
-    return Folded(reader, form, rows, constant, changed, spacing, small, lost, summed)
+    return Folded(reader, form, rows, constant, changed, spacing, small, lost, summed, deviation)
 
 
-def unfold(folded: Folded, work: Workspace) -> None:
+def centre_read(folded: Folded) -> None:
+    """Rows behind a LayerNorm sum to zero to rounding, whatever they have been multiplied with."""
+    if not folded.form.centred:
+        return
+    rows = folded.rows
+    (means,) = dot_last(rows, np.full((1, rows.shape[-1]), 1.0 / rows.shape[-1]))
+    for part, mean in zip(tiles(rows), along_rest(rows, means), strict=True):
+        part -= mean
+
+
+def unfold(folded: Folded, work: Workspace, places: Places) -> None:
     """Write a reader back, for its norm's canonical gain and bias."""
+    _note_constants(folded, places)
     if not folded.changed:
         return
     form, reader = folded.form, folded.reader
     rows, constant = folded.rows, folded.constant
-    if form.centred:
-        # What is written must sum to zero to rounding, whatever has been multiplied since.
-        (means,) = dot_last(rows, np.full((1, rows.shape[-1]), 1.0 / rows.shape[-1]))
-        for part, mean in zip(tiles(rows), along_rest(rows, means), strict=True):
-            part -= mean
+    centre_read(folded)
     gain = form.new_gain
     if gain is not None and (gain != 1).any():
         rows = np.divide(rows, gain, out=np.zeros_like(rows), where=gain != 0)
@@ -225,6 +238,17 @@ def unfold(folded: Folded, work: Workspace) -> None:
     if reader.bias is not None and constant is not None:
         work.write(reader.bias, constant)
     work.write(reader.weight, rows)
+
+
+def _note_constants(folded: Folded, places: Places) -> None:
+    """Count constants on their way into the reader's bias that rounding decides."""
+    form, reader = folded.form, folded.reader
+    kept = form.new_bias is not None and form.new_bias.any()
+    if folded.constant is None or folded.deviation is None or reader.bias is None or kept:
+        return
+    note_cancelling(
+        places, reader.layer, reader.label, folded.constant, folded.deviation, folded.spacing
+    )
 
 
 def _along_direction(rows: Array, constant: Array, form: PointForm) -> Array:

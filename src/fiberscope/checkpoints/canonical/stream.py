@@ -10,13 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Observable
+from fiberscope.checkpoints.canonical.cancelling import deviation_of_sum, note_cancelling
 from fiberscope.checkpoints.canonical.fixed_rows import looked_up
 from fiberscope.checkpoints.canonical.frame import COARSE, Frame
 from fiberscope.checkpoints.canonical.places import Places
 from fiberscope.checkpoints.canonical.points import Folded, PointForm, Style
 from fiberscope.checkpoints.canonical.workspace import (
+    ARITHMETIC,
+    FLOOR,
     ROUNDINGS,
     Workspace,
+    dot_squares,
     is_rounding,
     without_mean,
 )
@@ -55,26 +59,35 @@ def read_writer(
     return vectors, changed
 
 
+def centre_written(vectors: Array, segment: Segment, style: Style) -> None:
+    """Vectors that nobody sees the mean of sum to zero to rounding, however they were computed."""
+    if segment.blind and style.centre:
+        vectors -= vectors.mean(axis=-1, keepdims=True)
+
+
 @dataclass
 class Constants:
     """Constant vectors, in the new frame, on their way into the output biases that take them."""
 
     work: Workspace
     added: dict[View, Array] = field(default_factory=dict)
+    deviations: dict[View, float] = field(default_factory=dict)
 
-    def add(self, bias: View, vector: Array) -> None:
-        """Add a constant to one bias."""
+    def add(self, bias: View, vector: Array, deviation: float) -> None:
+        """Add a constant to one bias, and how far rounding has moved its entries at most."""
         self.added[bias] = self.added.get(bias, np.zeros(bias.shape)) + vector
+        self.deviations[bias] = float(np.hypot(self.deviations.get(bias, 0.0), deviation))
 
-    def write(self, segment: Segment, frame: Frame, style: Style) -> None:
+    def write(self, segment: Segment, frame: Frame, style: Style, places: Places) -> None:
         """Write the biases of a segment: each step's sum in its first, centred, in the frame."""
         work = self.work
-        for _, biases in segment.biases:
+        for layer, biases in segment.biases:
             old = {bias: work.read(bias) for bias in biases}
             new = {b: frame.apply(old[b]) + self.added.get(b, 0.0) for b in biases}
             if style.constants and len(biases) > 1:
                 new[biases[0]] = sum(new.values(), np.zeros(biases[0].shape))
                 new |= {bias: np.zeros(bias.shape) for bias in biases[1:]}
+            settled = np.zeros(0)
             for bias, value in new.items():
                 changed = not frame.identity or not np.array_equal(value, old[bias])
                 if segment.blind and style.centre:
@@ -84,6 +97,16 @@ class Constants:
                         changed = True
                 if changed:
                     work.write(bias, value)
+                settled = value if bias == biases[0] else settled
+            if any(bias in self.added for bias in biases):
+                # All that the step adds is in its first bias by now.
+                spacing = work.spacing(*biases)
+                largest = max(float(np.abs(value).max()) for value in old.values())
+                deviation = float(deviation_of_sum(np.square(largest), spacing))
+                for bias in biases:
+                    deviation = float(np.hypot(deviation, self.deviations.get(bias, 0.0)))
+                where = f"output bias of layer {layer}"
+                note_cancelling(places, layer, where, settled, deviation, spacing)
 
 
 def write_tables(
@@ -97,9 +120,13 @@ def write_tables(
     ``frames`` has the frame of every segment by identity.
     """
     if style.constants:
-        _settle_tied(wiring, work)
-        for segment in wiring.segments:
-            _settle_sums(segment, wiring, work)
+        head = wiring.head
+        exact = head is not None and wiring.tied and work.spacing(head.output) <= ARITHMETIC
+        # Twice: what large shifts leave of their own rounding shows in float64 storage.
+        for _ in range(2 if exact else 1):
+            _settle_tied(wiring, work)
+            for segment in wiring.segments:
+                _settle_sums(segment, wiring, work)
     done: set[View] = set()
     turned: set[tuple[str, int]] = set()
     for segment in wiring.segments:
@@ -214,20 +241,22 @@ def _settle_tied(wiring: Wiring, work: Workspace) -> None:
     lost = np.zeros(values.shape)
     if moving or into is not None:
         mean = values[keep].mean(axis=0)
-        if probabilities and into is None:
-            mean = np.full_like(mean, mean.mean())
-        elif not probabilities:
-            mean = (mean @ gain) / len(mean) / gain
-        settled = is_rounding(mean, values[keep], spacing, axis=0)
-        if not settled and (not probabilities or into is not None or moving):
+        if probabilities and into is not None:
+            settled = is_rounding(mean, values[keep], spacing, axis=0)
+        else:
+            direction = np.ones_like(gain) if probabilities else 1.0 / gain
+            size = np.sqrt(np.mean(values[keep] ** 2, axis=0))
+            mean, settled = _along(mean, size, direction, spacing)
+        if not settled:
             lost += mean
             if into is not None:
                 work.write(into, _values(into, work) + mean)
     if along and wiring.output_only:
         rows = ~keep
-        tilt = ((values - lost)[rows] @ gain) / values.shape[1]
-        if not is_rounding(tilt, (values - lost)[rows] * gain, spacing):
-            lost[rows] += tilt[:, None] / gain
+        left = (values - lost)[rows]
+        tilt, settled = _along(left, np.abs(left), 1.0 / gain, spacing)
+        if not settled:
+            lost[rows] += tilt
     if not lost.any():
         return
     work.write(table, values - lost)
@@ -235,7 +264,24 @@ def _settle_tied(wiring: Wiring, work: Workspace) -> None:
         work.write(bias, _values(bias, work) + lost @ work.read(point.norm.bias))
 
 
-def settle_tied_bias(wiring: Wiring, form: PointForm, work: Workspace, style: Style) -> None:
+def _along(vectors: Array, sizes: Array, direction: Array, spacing: float) -> tuple[Array, bool]:
+    """Parts of vectors along a direction, and whether they are no more than rounding.
+
+    The orthogonal part is what a shift along the direction leaves of a vector, and rounding errors
+    do not grow in it, however unequal the entries of the direction are. Entries of size s are
+    rounded by at most half their spacing, which adds at most ``spacing / 2 * sum |u_i| s_i`` to a
+    product with u; arithmetic adds a little of the whole vector.
+    """
+    unit = direction / np.linalg.norm(direction)
+    along = vectors @ unit
+    allowed = 0.55 * spacing * (sizes @ np.abs(unit)) + FLOOR * np.linalg.norm(sizes, axis=-1)
+    settled = bool((np.abs(along) <= allowed).all())
+    return along[..., None] * unit, settled
+
+
+def settle_tied_bias(
+    wiring: Wiring, form: PointForm, work: Workspace, style: Style, places: Places
+) -> None:
     """The bias of a tied unembedding takes the constant of the norm's bias."""
     head = wiring.head
     if head is None or not wiring.tied or head.output_bias is None:
@@ -243,14 +289,23 @@ def settle_tied_bias(wiring: Wiring, form: PointForm, work: Workspace, style: St
     bias = head.output_bias
     value = _values(bias, work)
     changed = False
+    deviation: Array | None = None
     if style.constants and (lost := form.lost()) is not None and lost.any():
-        value = value + _values(head.output, work) @ lost
+        table = _values(head.output, work)
+        squares = value**2 + 2.0 * dot_squares(table, lost**2)
+        deviation = deviation_of_sum(squares, work.spacing(bias, head.output))
+        value = value + table @ lost
         changed = True
     if wiring.observable is Observable.PROBABILITIES and style.constants:
-        mean = value[looked_up(wiring, head.output)].mean()
+        seen = looked_up(wiring, head.output)
+        mean = value[seen].mean()
         if changed or abs(mean) > ROUNDINGS * work.spacing(bias) * np.sqrt(np.mean(value**2)):
             value = value - mean
+            value -= value[seen].mean()
             changed = True
+    if deviation is not None:
+        spacing = work.spacing(bias, head.output)
+        note_cancelling(places, None, f"{head.label}, bias", value, deviation, spacing)
     if changed:
         work.write(bias, value)
 
@@ -259,9 +314,11 @@ def settle_unembedding(output: Folded, wiring: Wiring, style: Style) -> None:
     """Softmax cancels what all logits share: rows and constants of the unembedding sum to zero."""
     if wiring.observable is not Observable.PROBABILITIES or not style.constants:
         return
+    # What is written anyway has no reason to be less exact than float64 makes it.
     means = output.rows.mean(axis=0)
-    if not is_rounding(means, output.rows, output.spacing, axis=0):
-        output.rows = output.rows - means
+    entries = output.rows if output.lost is None else np.hypot(output.rows, output.lost[:, None])
+    if output.changed or not is_rounding(means, entries, output.spacing, axis=0):
+        output.rows = _twice_centred(output.rows)
         output.changed = True
     if output.constant is not None:
         mean = output.constant.mean()
@@ -269,9 +326,15 @@ def settle_unembedding(output: Folded, wiring: Wiring, style: Style) -> None:
         if output.small_constant is not None:
             # Constants without a bias are sums of what is stored, and have its rounding.
             allowed += np.linalg.norm(output.small_constant) / output.constant.size
-        if abs(mean) > allowed:
-            output.constant = output.constant - mean
+        if output.changed or abs(mean) > allowed:
+            output.constant = _twice_centred(output.constant)
             output.changed = True
+
+
+def _twice_centred(values: Array) -> Array:
+    """Less the mean over the first axis, and less what a large mean leaves of its rounding."""
+    centred = values - values.mean(axis=0)
+    return np.asarray(centred - centred.mean(axis=0))
 
 
 def settle_positions(wiring: Wiring, work: Workspace, style: Style) -> None:

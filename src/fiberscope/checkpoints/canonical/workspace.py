@@ -29,6 +29,9 @@ of their rounding."""
 ARITHMETIC = 2.0**-44
 """Spacing that our own float64 arithmetic is taken to have: a thousand roundings of float64."""
 
+FLOOR = 2.0**-48
+"""Part of the numbers around it that float64 arithmetic leaves in a sum: 32 of its roundings."""
+
 
 class Workspace:
     """Reads roles in float64, takes their new values, and hands out finished tensors.
@@ -262,6 +265,20 @@ def dot_last(array: Array, vectors: Array) -> Array:
     return total.reshape(len(vectors), *array.shape[:-1])
 
 
+def dot_squares(array: Array, weights: Array) -> Array:
+    """Products of the squares along the last axis with one vector: ``(..., n)`` to ``(...)``."""
+    front, step = _pieces(array)
+    axis = _slowest(array)
+    if axis != array.ndim - 1:
+        squares = np.concatenate([(part * part) @ weights for part in tiles(array)])
+        return np.moveaxis(squares, 0, axis)
+    total = np.zeros(front.shape[1:])
+    for start in range(0, len(front), step):
+        part = front[start : start + step]
+        total += np.tensordot(weights[start : start + step], part * part, axes=1)
+    return total
+
+
 def taken(array: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
     """``array[order]``, along the storage where it is transposed."""
     if array.ndim == 2 and array.T.flags.c_contiguous:
@@ -328,9 +345,11 @@ def is_rounding(means: Array, entries: Array, spacing: float, *, axis: int = -1)
 
     Rounding moves an entry by at most half its spacing e, so a mean by at most ``e/2`` times the
     mean size. No less can be asked: after one number has been subtracted from numbers on a common
-    grid, all are rounded the same way.
+    grid, all are rounded the same way. What was computed from other entries of the array has their
+    arithmetic's rounding.
     """
-    allowed = 0.55 * spacing * np.sqrt(np.mean(entries**2, axis=axis))
+    squares = np.mean(entries**2, axis=axis)
+    allowed = 0.55 * spacing * np.sqrt(squares) + FLOOR * np.sqrt(np.mean(squares))
     return bool((np.abs(means) <= allowed).all())
 
 
