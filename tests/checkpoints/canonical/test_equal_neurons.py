@@ -177,3 +177,118 @@ def test_large_writes_that_cancel_keep_the_function(case, apart):
         assert np.count_nonzero(mlp.down.read(form).any(axis=0)) == mlp.down.shape[1]
     again, computed = canonical_parameters(found, form, observable)
     assert largest_difference(widened(form), again) < 1e-9
+
+
+def refactored(mlp, parameters, members, power, rng):
+    """Gates of other lengths (power > 0) and another factorisation of what they write together."""
+    parameters = {name: value.copy() for name, value in parameters.items()}
+    count = len(members)
+    scales = rng.uniform(0.3, 3.0, count) if power else np.ones(count)
+    mixing = rng.standard_normal((count, count)) + 2 * np.eye(count)
+    lengths = np.linalg.norm(mlp.gate.read(parameters)[members], axis=1)
+    for view, matrix in (
+        (mlp.gate, np.diag(scales)),
+        (mlp.gate_bias, np.diag(scales)),
+        (mlp.up, mixing),
+        (mlp.up_bias, mixing),
+    ):
+        if view is not None:
+            rows = view.read(parameters)
+            rows[members] = matrix @ rows[members]
+    down = mlp.down.read(parameters)
+    # act(c g) = c^p act(g): what is written with gates of length 1 is mixed.
+    down[:, members] = down[:, members] * lengths**power @ np.linalg.inv(mixing)
+    down[:, members] /= (scales * lengths) ** power
+    return parameters
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("case", "power"),
+    [
+        ((llama(hidden_act="relu"), "logits"), 1),
+        ((llama(hidden_act="relu", mlp_bias=True), "logits"), 1),
+        ((llama(hidden_act="relu2", tie_word_embeddings=True), "logits"), 2),
+    ],
+    ids=["relu", "relu with biases", "relu2"],
+)
+def test_gates_equal_up_to_a_positive_factor_have_one_form(case, power, seed, count):
+    found, observable, twin = set_up(case, seed)
+    mlp = wire(found, observable).mlps[0]
+    parameters = {name: value.copy() for name, value in twin.parameters.items()}
+    rng = np.random.default_rng(seed)
+    members = np.array([0, 2, 4])[:count]
+    lengths = rng.uniform(0.5, 2.0, count)
+    for view in (mlp.gate, mlp.gate_bias):
+        if view is not None:
+            rows = view.read(parameters)
+            rows[members] = np.multiply.outer(lengths, rows[0])
+    other = refactored(mlp, parameters, members, power, rng)
+    reference = twin.observe(parameters)
+    assert deviation(twin, other, reference) < 1e-12
+    other = moved(found, observable, other, seed + 30)
+    form, computed = canonical_parameters(found, parameters, observable)
+    assert computed.places.found == []
+    assert deviation(twin, form, reference) < 1e-12
+    again, _ = canonical_parameters(found, other, observable)
+    assert largest_difference(form, again) < 1e-8
+    # Gates alike, and as much of the scale in them as in the rows that they multiply.
+    gates = mlp.gate.read(form)
+    alike = np.flatnonzero((np.abs(gates[:, None] - gates).max(axis=-1) < 1e-12).sum(axis=1) > 1)
+    assert len(alike) == count
+    rows = [view.read(form)[alike] for view in (mlp.gate, mlp.up)]
+    squares = [np.sum(part**2) for part in rows]
+    if mlp.gate_bias is not None:
+        squares[0] += np.sum(mlp.gate_bias.read(form)[alike] ** 2)
+        squares[1] += np.sum(mlp.up_bias.read(form)[alike] ** 2)
+    np.testing.assert_allclose(squares, np.sum(mlp.down.read(form)[:, alike] ** 2), rtol=1e-9)
+    for dtype, tolerance in (("float64", 1e-8), ("float32", 1e-3)):
+        narrow, _ = canonical_parameters(found, stored(parameters, dtype), observable)
+        second, _ = canonical_parameters(found, stored(other, dtype), observable)
+        assert largest_difference(widened(narrow), widened(second)) < tolerance
+    for dtype in ("float64", "float32", "bfloat16", "float16"):
+        form, _ = canonical_parameters(found, stored(other, dtype), observable)
+        _, computed = canonical_parameters(found, stored(form, dtype), observable)
+        assert computed.work.moved == set(), dtype
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu"])
+def test_more_equal_gates_than_the_stream_is_wide(activation):
+    """300 units write one matrix of 6 x 6 together: six of them take it over."""
+    case = (llama(hidden_act=activation, intermediate_size=303), "logits")
+    found, observable, twin = set_up(case)
+    mlp = wire(found, observable).mlps[0]
+    parameters = {name: value.copy() for name, value in twin.parameters.items()}
+    members = np.arange(1, 301)
+    mlp.gate.read(parameters)[members] = mlp.gate.read(parameters)[1]
+    other = refactored(
+        mlp, parameters, members, int(activation == "relu"), np.random.default_rng(1)
+    )
+    reference = twin.observe(parameters)
+    assert deviation(twin, other, reference) < 1e-9
+    other = moved(found, observable, other, 3)
+    form, computed = canonical_parameters(found, parameters, observable)
+    assert deviation(twin, form, reference) < 1e-12
+    assert computed.places.dead == {MERGED: 294}
+    assert computed.places.found == []
+    assert np.count_nonzero(mlp.down.read(form).any(axis=0)) == 9
+    again, _ = canonical_parameters(found, other, observable)
+    assert largest_difference(form, again) < 1e-8
+    for dtype in ("float64", "float32", "bfloat16"):
+        form, _ = canonical_parameters(found, stored(parameters, dtype), observable)
+        _, computed = canonical_parameters(found, stored(form, dtype), observable)
+        assert computed.work.moved == set(), dtype
+
+
+def test_gates_that_differ_by_a_sign_behind_an_odd_activation():
+    found, observable, twin = set_up((llama(hidden_act="tanh"), "logits"))
+    parameters, mlp = with_equal_arguments(wire(found, observable), twin.parameters)
+    other = mixed(mlp, parameters, np.random.default_rng(3))
+    other = {name: value.copy() for name, value in other.items()}
+    mlp.gate.read(other)[TWINS[1]] *= -1.0
+    mlp.down.read(other)[:, TWINS[1]] *= -1.0
+    assert deviation(twin, other, twin.observe(parameters)) < 1e-12
+    form, _ = canonical_parameters(found, parameters, observable)
+    again, _ = canonical_parameters(found, other, observable)
+    assert largest_difference(form, again) < 1e-8

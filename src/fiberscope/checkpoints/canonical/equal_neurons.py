@@ -4,7 +4,8 @@ Neurons without a gate whose rows ``g`` and constants agree write ``act(g x) sum
 first takes the sum, the others become zero. With gates that agree they write
 ``act(g x) sum_i down_i (up_i x)``: of all factorisations of the matrix ``sum_i down_i up_i^T`` the
 balanced one is taken, aligned as the factors of heads are. Behind a positively homogeneous
-activation a row counts up to its length, behind an odd one up to its sign.
+activation a row counts up to its length, behind an odd one up to its sign: the first one's is given
+to all.
 
 Rows are equal when every entry is, up to the rounding of the storage (`equal_sets`); rows that
 nearly are so are left alone and counted. Where the writes of rows that differ by rounding are large
@@ -23,7 +24,7 @@ from fiberscope.checkpoints.canonical.balancing import balance
 from fiberscope.checkpoints.canonical.frame import COARSE
 from fiberscope.checkpoints.canonical.places import Places
 from fiberscope.checkpoints.canonical.readers import reference
-from fiberscope.checkpoints.canonical.workspace import SNAP
+from fiberscope.checkpoints.canonical.workspace import ROUNDINGS, SNAP
 
 if TYPE_CHECKING:
     from fiberscope.checkpoints.canonical.neurons import Neurons
@@ -45,8 +46,6 @@ CHAIN = 2.0**-36
 SLACK = 4.0
 """Roundings of a layer's sum that taking rows for equal may cost: copies of ordinary sizes, moved
 and stored again, come that far apart."""
-LARGEST = 256
-"""Neurons with equal gates up to which their joint factors are computed."""
 
 
 class Effects:
@@ -86,14 +85,14 @@ def _general(spacing: float) -> float:
     return (ROUNDED if spacing < COARSE else 0.0) * max(spacing, CHAIN)
 
 
-def merge_equal(neurons: Neurons, places: Places) -> None:
-    """Units without a gate: the first of equal ones takes the sum of the writes."""
+def merge_equal(neurons: Neurons, places: Places) -> int:
+    """Units without a gate: the first of equal ones takes the sum of the writes.
+
+    Returns how many neighbours nearly agree.
+    """
     assert neurons.up is None
     rows = Rows(neurons.gate)
-    if neurons.power is not None:
-        rows.scale = np.divide(1.0, rows.sizes, out=rows.scale, where=rows.sizes > 0)
-    if neurons.odd:
-        rows.scale = np.where(rows.keys < 0, -rows.scale, rows.scale)
+    _normalise(rows, neurons)
     scale = rows.scale
     # Of two rows of different length both are rounded.
     roundings = 1.0 if neurons.power is None else 2.0
@@ -129,6 +128,7 @@ def merge_equal(neurons: Neurons, places: Places) -> None:
         _silence(neurons, members[1:])
         places.note_dead(MERGED, len(members) - 1)
     places.add(EQUAL_NEURONS, neurons.layer, f"{neurons.label}, {CANCELLING}", (), kept)
+    return near
 
 
 def _silence(neurons: Neurons, index: NDArray[np.int64]) -> None:
@@ -141,28 +141,36 @@ def _silence(neurons: Neurons, index: NDArray[np.int64]) -> None:
     gate.changed = neurons.down_changed = True
 
 
-def equal_gates(neurons: Neurons, places: Places) -> Sets:
-    """Sets of gated units whose gates agree, each of at least two, members ascending."""
+def equal_gates(neurons: Neurons, places: Places) -> tuple[Sets, int]:
+    """Sets of gated units whose gates agree, each of at least two, members ascending.
+
+    Beside them, how many neighbours nearly agree. Gates that agree up to what the activation lets
+    through are made equal: the rest of them moves into what the units write.
+    """
     assert neurons.up is not None
-    if neurons.power is not None:
-        return []
     from fiberscope.checkpoints.canonical.neurons import rows_with_constant
 
     rows = Rows(neurons.gate)
-    sets, near = equal_sets(rows, neurons.spacing)
+    degree = 1 if neurons.power is None else neurons.power
+    _normalise(rows, neurons)
+    # Of two rows of different length both are rounded.
+    tolerance = (1.0 if neurons.power is None else 2.0) * neurons.spacing
+    sets, near = equal_sets(rows, tolerance)
     _note_near(neurons, near, places)
     if not sets:
-        return []
+        return [], near
     up = rows_with_constant(neurons.up)
-    sizes = np.linalg.norm(up, axis=1) * np.linalg.norm(neurons.down, axis=1) * rows.sizes
+    reach = rows.sizes**degree
+    sizes = np.linalg.norm(up, axis=1) * np.linalg.norm(neurons.down, axis=1) * reach
     left = sizes.copy()
     for members in sets:
         # The squared Frobenius norm of the matrix that they apply together.
-        writes = neurons.down[members]
+        factors = np.sign(rows.scale[members]) * reach[members]
+        writes = factors[:, None] * neurons.down[members]
         joint = float(((up[members] @ up[members].T) * (writes @ writes.T)).sum())
         left[members] = 0.0
-        left[members[0]] = np.sqrt(max(joint, 0.0)) * rows.sizes[members[0]]
-    effects = Effects(rows, sizes, left, 1, neurons.spacing, neurons.spacing)
+        left[members[0]] = np.sqrt(max(joint, 0.0))
+    effects = Effects(rows, sizes, left, degree, neurons.spacing, tolerance)
     hidden = [effects.hidden(members) for members in sets]
     kept = sum(
         len(members)
@@ -171,30 +179,123 @@ def equal_gates(neurons: Neurons, places: Places) -> Sets:
     )
     places.add(EQUAL_NEURONS, neurons.layer, f"{neurons.label}, {CANCELLING}", (), kept)
     sets = [members for members, good in zip(sets, hidden, strict=True) if good]
-    large = sum(len(members) for members in sets if len(members) > LARGEST)
-    places.add(EQUAL_NEURONS, neurons.layer, neurons.label, (), large)
-    return [members for members in sets if len(members) <= LARGEST]
+    for members in sets:
+        if neurons.odd:
+            _agree_in_sign(neurons, members, rows)
+        if neurons.power is not None:
+            _agree_in_length(neurons, members, neurons.power)
+    return sets, near
+
+
+def _normalise(rows: Rows, neurons: Neurons) -> None:
+    """Divide rows by what the activation lets through: a positive factor, or a sign."""
+    if neurons.power is not None:
+        rows.scale = np.divide(1.0, rows.sizes, out=rows.scale, where=rows.sizes > 0)
+    if neurons.odd:
+        rows.scale = np.where(rows.keys < 0, -rows.scale, rows.scale)
+
+
+def _agree_in_sign(neurons: Neurons, members: NDArray[np.int64], rows: Rows) -> None:
+    """Behind an odd activation: turn gates of the other sign, and what they write."""
+    other = members[rows.scale[members] * rows.scale[members[0]] < 0]
+    gate = neurons.gate
+    if not len(other):
+        return
+    gate.rows[other] *= -1.0
+    if gate.constant is not None:
+        gate.constant = gate.constant.copy()
+        gate.constant[other] *= -1.0
+    neurons.down[other] *= -1.0
+    gate.changed = neurons.down_changed = True
+
+
+def _agree_in_length(neurons: Neurons, members: NDArray[np.int64], power: int) -> None:
+    """Behind a homogeneous activation: all gates become the first one, of a length fixed by them.
+
+    ``sum |g_i|^p down_i up_i^T`` on a gate of length 1 is ``c^-p`` times that on gates of length c.
+    Its balanced factors have squares ``|J|_* / c^p`` in all (nuclear norm). The scale is spread
+    evenly when the k gates have as much: ``k c^(2 + p) = |J|_*``.
+    """
+    gate, up = neurons.gate, neurons.up
+    assert up is not None
+    from fiberscope.checkpoints.canonical.neurons import rows_with_constant
+
+    rows = rows_with_constant(gate)[members]
+    lengths = np.linalg.norm(rows, axis=1)
+    factors = lengths**power
+    applied = rows_with_constant(up)[members] * factors[:, None]
+    writes = neurons.down[members]
+    total = _nuclear_norm(applied, writes)
+    size = (np.linalg.norm(applied, axis=1) * np.linalg.norm(writes, axis=1)).sum()
+    if total <= SNAP * neurons.spacing * size:
+        # Nothing but rounding is left of what they write together.
+        if total > 0:
+            up.rows[members] = neurons.down[members] = 0.0
+            if up.constant is not None:
+                up.constant = up.constant.copy()
+                up.constant[members] = 0.0
+            up.changed = neurons.down_changed = True
+        total = 0.0
+    length = (total / len(members)) ** (1.0 / (2 + power)) if total > 0 else 1.0
+    if (np.abs(lengths / length - 1.0) <= ROUNDINGS * neurons.spacing).all():
+        return
+    gate.rows[members] = gate.rows[members[0]] * (length / lengths[0])
+    if gate.constant is not None:
+        gate.constant = gate.constant.copy()
+        gate.constant[members] = gate.constant[members[0]] * (length / lengths[0])
+    if gate.deviation is not None:
+        gate.deviation = gate.deviation.copy()
+        gate.deviation[members] *= length / lengths
+    factors = factors / length**power
+    up.rows[members] *= factors[:, None]
+    if up.constant is not None:
+        up.constant = up.constant.copy()
+        up.constant[members] *= factors
+    if up.deviation is not None:
+        up.deviation = up.deviation.copy()
+        up.deviation[members] *= factors
+    gate.changed = up.changed = True
+
+
+def _nuclear_norm(first: Array, second: Array) -> float:
+    """Sum of the singular values of ``first^T second``, from factors of their own size."""
+    upper, other = (np.linalg.qr(rows.T)[1] for rows in (first, second))
+    return float(np.linalg.svd(upper @ other.T, compute_uv=False).sum())
 
 
 def factor_jointly(neurons: Neurons, sets: Sets, places: Places) -> None:
-    """Balanced factors of what units with equal gates write together."""
+    """Balanced factors of what units with equal gates write together.
+
+    More units than the matrix has rows or columns leave the last of them without a part.
+    """
     from fiberscope.checkpoints.canonical.neurons import rows_with_constant
 
     up = neurons.up
     assert up is not None
     for members in sets:
-        rows = rows_with_constant(up)[members]
-        found = balance(rows[None], neurons.down[members][None], neurons.spacing)
+        rows, writes = rows_with_constant(up)[members], neurons.down[members]
+        enough = min(len(members), rows.shape[1], writes.shape[1])
+        spare = members[enough:]
+        taken_over = bool(rows[enough:].any() or writes[enough:].any())
+        if taken_over:
+            # The matrix itself beside an identity: factors with no row to spare.
+            joint = writes.T @ rows
+            wide = rows.shape[1] < writes.shape[1]
+            rows, writes = (np.eye(enough), joint.T) if wide else (joint, np.eye(enough))
+            places.note_dead(MERGED, len(spare))
+        found = balance(rows[None, :enough], writes[None, :enough], neurons.spacing)
         loose = int(found.loose.sum())
         places.add(
             EQUAL_NEURONS, neurons.layer, neurons.label, members.tolist() if loose else (), loose
         )
-        if found.settled:
+        if found.settled and not taken_over:
             continue
-        width = up.rows.shape[1]
+        members, width = members[:enough], up.rows.shape[1]
+        up.rows[spare] = neurons.down[spare] = 0.0
         up.rows[members] = found.first[0][:, :width]
         if up.constant is not None and found.first.shape[-1] > width:
             up.constant = up.constant.copy()
+            up.constant[spare] = 0.0
             up.constant[members] = found.first[0][:, width]
         neurons.down[members] = found.second[0]
         up.changed = neurons.down_changed = True

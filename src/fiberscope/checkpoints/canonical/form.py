@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.architecture.program import Activation, Attention, Mlp, Norm
-from fiberscope.checkpoints.canonical.attention import TIE, Heads, canonical_heads, write_heads
+from fiberscope.checkpoints.canonical.attention import TIE, Heads, write_heads
 from fiberscope.checkpoints.canonical.cancelling import deviation_of_sum
 from fiberscope.checkpoints.canonical.frame import IDENTITY, Frame, coupled, find_frame
 from fiberscope.checkpoints.canonical.neurons import Neurons, canonical_neurons
@@ -21,15 +21,14 @@ from fiberscope.checkpoints.canonical.points import (
     Folded,
     PointForm,
     Style,
-    centre_read,
     fold,
     point_form,
     point_frames,
     unfold,
 )
+from fiberscope.checkpoints.canonical.settling import settle_heads, settle_neurons
 from fiberscope.checkpoints.canonical.stream import (
     Constants,
-    centre_written,
     drop_unread,
     reached_buckets,
     read_writer,
@@ -38,7 +37,7 @@ from fiberscope.checkpoints.canonical.stream import (
     settle_unembedding,
     write_tables,
 )
-from fiberscope.checkpoints.canonical.workspace import ARITHMETIC, Workspace
+from fiberscope.checkpoints.canonical.workspace import Workspace
 from fiberscope.checkpoints.ledger.item import Item
 from fiberscope.checkpoints.ledger.rules.constants import norm_bias_is_free
 from fiberscope.checkpoints.ledger.rules.discrete import GROUP_PERMUTATION, sharing_positions
@@ -285,17 +284,7 @@ class CanonicalForm:
             self._inner_gain(a.key_norm),
         )
         order = self._fixed_orders.get(id(a))
-        canonical_heads(heads, segment, style, found.places, order)
-        if heads.output_changed:
-            centre_written(heads.output, segment, style)
-        if heads.spacing <= ARITHMETIC and any(part.changed for part in parts.values()):
-            # What an ill-conditioned change of basis rounded away shows in float64 storage; now
-            # the same steps are well-conditioned.
-            for part in parts.values():
-                centre_read(part)
-            order = None if order is None else np.arange(len(order))
-            canonical_heads(heads, segment, style, Places(), order)
-            centre_written(heads.output, segment, style)
+        settle_heads(heads, segment, style, found.places, order)
         for part in parts.values():
             unfold(part, work, found.places)
         write_heads(heads, work)
@@ -334,15 +323,7 @@ class CanonicalForm:
             m.activation_name,
             work.spacing(m.up, m.gate, m.down),
         )
-        canonical_neurons(neurons, self.style, found.places)
-        if neurons.spacing <= ARITHMETIC and neurons.down_changed:
-            # See the heads.
-            centre_read(up)
-            if gate is not None:
-                centre_read(gate)
-            centre_written(neurons.down, segment, self.style)
-            canonical_neurons(neurons, self.style, Places())
-            centre_written(neurons.down, segment, self.style)
+        settle_neurons(neurons, segment, self.style, found.places, work, m.down)
         unfold(up, work, found.places)
         if gate is not None:
             unfold(gate, work, found.places)

@@ -58,16 +58,17 @@ class Neurons:
     additive: bool = True
 
 
-def canonical_neurons(neurons: Neurons, style: Style, places: Places, *, sort: bool = True) -> None:
-    """Bring one layer of units to canonical form, in place; ``sort=False`` keeps their order."""
+def canonical_neurons(neurons: Neurons, style: Style, places: Places) -> int:
+    """Bring one layer of units to canonical form, in place; how many nearly read the same."""
     if style.drop:
         _drop_dead(neurons, places)
     sets: Sets = []
-    if style.balance and style.order and sort and neurons.additive:
+    near = 0
+    if style.balance and style.order and neurons.additive:
         if neurons.up is None:
-            merge_equal(neurons, places)
+            near = merge_equal(neurons, places)
         else:
-            sets = equal_gates(neurons, places)
+            sets, near = equal_gates(neurons, places)
     together = np.zeros(len(neurons.down), dtype=np.int64)
     for number, members in enumerate(sets, 1):
         together[members] = number
@@ -76,11 +77,11 @@ def canonical_neurons(neurons: Neurons, style: Style, places: Places, *, sort: b
     if style.order:
         if neurons.odd:
             _signs(neurons, neurons.gate, ODD_SIGNS, places)
-        if sort:
-            together = _sort(neurons, places, together)
+        together = _sort(neurons, places, together)
     if sets:
         sets = [np.flatnonzero(together == number) for number in range(1, len(sets) + 1)]
         factor_jointly(neurons, sets, places)
+    return near
 
 
 def rows_with_constant(part: Folded) -> Array:
@@ -109,7 +110,8 @@ def _multiply(part: Folded, factor: Array) -> None:
 def _scale(neurons: Neurons, places: Places, alone: NDArray[np.bool_]) -> None:
     """Spread every freely movable scale evenly: lengths of the parts agree.
 
-    Signs are fixed of units that are ``alone``: those of others follow from their joint factors.
+    Signs are fixed of units that are ``alone``: those of others follow from their joint factors,
+    and so do the lengths of gates that can be scaled.
 
     With ``|down| = c``, gate ``g`` of degree p and up ``u``: factors x on the gate and y on up
     divide down by ``x^p y``.
@@ -135,8 +137,9 @@ def _scale(neurons: Neurons, places: Places, alone: NDArray[np.bool_]) -> None:
         common = np.where(live, np.exp(mean / total), 1.0)
     settled = True
     factors = []
+    free = alone if power is not None else np.ones_like(alone)
     for length in lengths:
-        factor = np.divide(common, length, out=np.ones_like(length), where=length > 0)
+        factor = np.divide(common, length, out=np.ones_like(length), where=(length > 0) & free)
         factors.append(factor)
         settled &= bool((np.abs(factor - 1) <= tolerance).all())
     if settled:
@@ -158,7 +161,7 @@ def _scale(neurons: Neurons, places: Places, alone: NDArray[np.bool_]) -> None:
         whole *= factor**degree
     neurons.down /= whole[:, None]
     # A dead unit's down is scaled to length 1 where it is all that is left.
-    left = ~live & (down > 0)
+    left = ~live & (down > 0) & free
     neurons.down[left] *= (1.0 / np.linalg.norm(neurons.down[left], axis=1))[:, None]
     neurons.down_changed = True
 

@@ -240,11 +240,30 @@ def unfold(folded: Folded, work: Workspace, places: Places) -> None:
     work.write(reader.weight, rows)
 
 
+def as_stored(folded: Folded, work: Workspace) -> None:
+    """Replace rows and constants by what will be read of them once they are written."""
+    form, reader = folded.form, folded.reader
+    gain = form.new_gain
+    rows = folded.rows
+    centre_read(folded)
+    if gain is not None:
+        rows = np.divide(rows, gain, out=np.zeros_like(rows), where=gain != 0)
+    rows = work.rounded_as(reader.weight, rows)
+    folded.rows = rows if gain is None else rows * gain
+    if folded.constant is not None and reader.bias is not None and not _any(form.new_bias):
+        folded.constant = work.rounded_as(reader.bias, folded.constant)
+
+
+def _any(values: Array | None) -> bool:
+    return values is not None and bool(values.any())
+
+
 def _note_constants(folded: Folded, places: Places) -> None:
     """Count constants on their way into the reader's bias that rounding decides."""
     form, reader = folded.form, folded.reader
-    kept = form.new_bias is not None and form.new_bias.any()
-    if folded.constant is None or folded.deviation is None or reader.bias is None or kept:
+    if folded.constant is None or folded.deviation is None or reader.bias is None:
+        return
+    if _any(form.new_bias):
         return
     note_cancelling(
         places, reader.layer, reader.label, folded.constant, folded.deviation, folded.spacing
