@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fiberscope.checkpoints.architecture.program import Attention
 from fiberscope.checkpoints.canonical.balancing import BalancedPairs, balance
 from fiberscope.checkpoints.canonical.cancelling import tolerated
+from fiberscope.checkpoints.canonical.equal_heads import note_equal_heads
 from fiberscope.checkpoints.canonical.places import Places, descending
 from fiberscope.checkpoints.canonical.planes import balance_planes, order_gains
 from fiberscope.checkpoints.canonical.points import Folded, Style
@@ -81,27 +82,34 @@ def canonical_heads(
     exact = _ordered_and_balanced(heads, style, places, fixed_order)
     changed = any(part.changed for part in (heads.query, heads.key, heads.value))
     if not exact and (changed or heads.output_changed):
-        # Rounding of ill-conditioned factors hid the order; that of balanced ones may not.
+        # What is written anyway is sorted exactly: rounding is added to it once more.
         kept = None if fixed_order is None else np.arange(len(fixed_order))
-        _ordered_and_balanced(heads, style, Places(), kept)
+        _ordered_and_balanced(heads, style, Places(), kept, strict=True)
 
 
 def _ordered_and_balanced(
-    heads: Heads, style: Style, places: Places, fixed_order: NDArray[np.int64] | None
+    heads: Heads,
+    style: Style,
+    places: Places,
+    fixed_order: NDArray[np.int64] | None,
+    *,
+    strict: bool = False,
 ) -> bool:
-    """Sort and balance; whether the order falls exactly, not only up to rounding."""
+    """Sort, ``strict`` or up to rounding, and balance; whether the order falls exactly."""
     attention = heads.attention
     sizes = head_sizes(heads)
     exact = True
     if style.order:
         if attention.heads_per_group > 1:
-            exact = _sort_heads(heads, sizes, places)
-        exact &= _sort_groups(heads, sizes, places, fixed_order)
+            exact = _sort_heads(heads, sizes, places, strict)
+        exact &= _sort_groups(heads, sizes, places, fixed_order, strict)
     if style.balance:
+        uncertain = 0.0
         if attention.query_norm is None:
-            _query_key(heads, places)
+            uncertain = _query_key(heads, places)
         else:
             order_gains(heads, places)
+        note_equal_heads(heads, places, uncertain)
         _value_output(heads, places)
         if style.drop:
             _drop_silent_heads(heads, places)
@@ -149,7 +157,7 @@ def head_uncertainty(heads: Heads) -> Array:
     return np.asarray(DEVIATIONS * heads.spacing * np.sqrt(squares / 6.0))
 
 
-def _sort_heads(heads: Heads, sizes: Array, places: Places) -> bool:
+def _sort_heads(heads: Heads, sizes: Array, places: Places, strict: bool) -> bool:
     """Sort the heads of every group; whether their sizes fall exactly now."""
     attention = heads.attention
     tolerance = TIE * heads.spacing
@@ -163,8 +171,9 @@ def _sort_heads(heads: Heads, sizes: Array, places: Places) -> bool:
         orders.append(order)
         settled &= kept
     index = np.stack(orders)
-    if settled:
-        return bool((index[:, 1:] > index[:, :-1]).all())
+    falls = bool((index[:, 1:] > index[:, :-1]).all())
+    if falls or (settled and not strict):
+        return falls
     heads.query.rows = np.take_along_axis(heads.query.rows, index[:, :, None, None], axis=1)
     if heads.query.constant is not None:
         heads.query.constant = np.take_along_axis(heads.query.constant, index[:, :, None], axis=1)
@@ -178,7 +187,11 @@ def _sort_heads(heads: Heads, sizes: Array, places: Places) -> bool:
 
 
 def _sort_groups(
-    heads: Heads, sizes: Array, places: Places, fixed: NDArray[np.int64] | None
+    heads: Heads,
+    sizes: Array,
+    places: Places,
+    fixed: NDArray[np.int64] | None,
+    strict: bool,
 ) -> bool:
     """Sort the groups; whether their sizes fall exactly now, or their order is given."""
     attention = heads.attention
@@ -191,8 +204,9 @@ def _sort_groups(
             keys, TIE * heads.spacing, heads.spacing, uncertain=uncertain
         )
         places.add(GROUP_PERMUTATION, attention.layer, attention.label, ties)
-        if settled:
-            return bool((order[1:] > order[:-1]).all())
+        falls = bool((order[1:] > order[:-1]).all())
+        if falls or (settled and not strict):
+            return falls
     else:
         order = fixed
         if np.array_equal(order, np.arange(len(order))):
@@ -216,14 +230,15 @@ def _stacked(query: Array, constant: Array | None) -> Array:
     return rows.swapaxes(1, 2).reshape(rows.shape[0], rows.shape[2], -1)
 
 
-def _query_key(heads: Heads, places: Places) -> None:
+def _query_key(heads: Heads, places: Places) -> float:
+    """Balance queries and keys; by how much rounding has moved balanced factors."""
     attention = heads.attention
     query, key = heads.query, heads.key
     if attention.rotary is not None:
         balance_planes(heads, places)
     rows = unrotated_index(attention)
     if not len(rows):
-        return
+        return 0.0
     whole = len(rows) == attention.key_width
     q = query.rows if whole else query.rows[:, :, rows]
     q_constant = None
@@ -239,7 +254,7 @@ def _query_key(heads: Heads, places: Places) -> None:
     found = balance(first, k, heads.spacing, deviation)
     _note(places, QUERY_KEY, heads, found)
     if found.settled:
-        return
+        return 0.0
     query.changed = key.changed = True
     if query.deviation is not None and found.basis is not None:
         query.deviation = query.deviation.copy()
@@ -259,6 +274,7 @@ def _query_key(heads: Heads, places: Places) -> None:
         if q_constant is not None and query.constant is not None:
             query.constant = query.constant.copy()
             query.constant[:, :, rows] = moved[..., d]
+    return float(found.uncertain.max())
 
 
 def _value_output(heads: Heads, places: Places) -> None:

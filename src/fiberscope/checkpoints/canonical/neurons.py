@@ -217,7 +217,7 @@ def _sort(neurons: Neurons, places: Places, together: NDArray[np.int64]) -> NDAr
         lambda: relative_noise(rows_with_constant(neurons.gate), neurons.spacing),
         writes,
     )
-    sets = together if settled else together[order]
+    sets = together[order]
     silent = keys[order] == 0
     ties = [
         place
@@ -227,16 +227,18 @@ def _sort(neurons: Neurons, places: Places, together: NDArray[np.int64]) -> NDAr
         and not (silent[place + 1] and neurons.additive and neurons.up is None)
     ]
     places.add(NEURON_PERMUTATION, neurons.layer, neurons.label, ties)
-    if settled:
+    parts = [part for part in (neurons.gate, neurons.up) if part is not None]
+    rewritten = neurons.down_changed and all(part.changed for part in parts)
+    # What is written anyway is sorted exactly: rounding is added to it once more.
+    if (settled and not rewritten) or (order[1:] > order[:-1]).all():
         return together
-    for part in (neurons.gate, neurons.up):
-        if part is not None:
-            part.rows = taken(part.rows, order)
-            if part.constant is not None:
-                part.constant = part.constant[order]
-            if part.deviation is not None:
-                part.deviation = part.deviation[order]
-            part.changed = True
+    for part in parts:
+        part.rows = taken(part.rows, order)
+        if part.constant is not None:
+            part.constant = part.constant[order]
+        if part.deviation is not None:
+            part.deviation = part.deviation[order]
+        part.changed = True
     neurons.down = neurons.down[order]
     neurons.down_changed = True
     return sets

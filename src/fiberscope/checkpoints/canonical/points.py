@@ -224,7 +224,16 @@ def unfold(folded: Folded, work: Workspace, places: Places) -> None:
     _note_constants(folded, places)
     if not folded.changed:
         return
-    form, reader = folded.form, folded.reader
+    rows, constant = _unfolded(folded)
+    bias = folded.reader.bias
+    if bias is not None and constant is not None:
+        work.write(bias, constant)
+    work.write(folded.reader.weight, rows)
+
+
+def _unfolded(folded: Folded) -> tuple[Array, Array | None]:
+    """Weight and bias of a reader for its norm's canonical gain and bias."""
+    form = folded.form
     rows, constant = folded.rows, folded.constant
     centre_read(folded)
     gain = form.new_gain
@@ -233,25 +242,26 @@ def unfold(folded: Folded, work: Workspace, places: Places) -> None:
     if form.new_bias is not None and form.new_bias.any():
         brought = rows @ form.new_bias
         constant = -brought if constant is None else constant - brought
-        if reader.bias is None:
+        if folded.reader.bias is None:
             rows, constant = _along_direction(rows, constant, form), None
-    if reader.bias is not None and constant is not None:
-        work.write(reader.bias, constant)
-    work.write(reader.weight, rows)
+    return rows, constant
 
 
 def as_stored(folded: Folded, work: Workspace) -> None:
     """Replace rows and constants by what will be read of them once they are written."""
     form, reader = folded.form, folded.reader
-    gain = form.new_gain
-    rows = folded.rows
-    centre_read(folded)
-    if gain is not None:
-        rows = np.divide(rows, gain, out=np.zeros_like(rows), where=gain != 0)
+    rows, constant = _unfolded(folded)
     rows = work.rounded_as(reader.weight, rows)
-    folded.rows = rows if gain is None else rows * gain
-    if folded.constant is not None and reader.bias is not None and not _any(form.new_bias):
-        folded.constant = work.rounded_as(reader.bias, folded.constant)
+    if reader.bias is not None and constant is not None:
+        constant = work.rounded_as(reader.bias, constant)
+    if form.new_bias is not None and form.new_bias.any():
+        brought = rows @ form.new_bias
+        constant = brought if constant is None else constant + brought
+    if folded.constant is not None:
+        folded.constant = np.zeros_like(folded.constant) if constant is None else constant
+    folded.rows = rows if form.new_gain is None else rows * form.new_gain
+    if reader.bias is None and form.bias is not None:
+        centre_read(folded)
 
 
 def _any(values: Array | None) -> bool:

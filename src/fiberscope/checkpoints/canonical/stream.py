@@ -316,7 +316,11 @@ def settle_unembedding(output: Folded, wiring: Wiring, style: Style) -> None:
         return
     # What is written anyway has no reason to be less exact than float64 makes it.
     means = output.rows.mean(axis=0)
-    entries = output.rows if output.lost is None else np.hypot(output.rows, output.lost[:, None])
+    entries = output.rows
+    if output.lost is not None and output.reader.bias is None:
+        # Means were taken from what is stored: its rounding, and that of the means.
+        entries = np.abs(output.rows + output.lost[:, None])
+        entries += entries.mean(axis=1, keepdims=True)
     if output.changed or not is_rounding(means, entries, output.spacing, axis=0):
         output.rows = _twice_centred(output.rows)
         output.changed = True
