@@ -279,17 +279,17 @@ def _query_key(heads: Heads, places: Places) -> float:
 
 def _value_output(heads: Heads, places: Places) -> None:
     value = heads.value
-    rows = value.rows
-    if value.constant is not None:
+    rows, constant = value.rows, value.constant
+    if constant is not None and (not value.reader.absorbing_biases or constant.any()):
         # Constants that no bias takes are one more column of the values.
-        rows = np.concatenate([rows, value.constant[..., None]], axis=-1)
+        rows = np.concatenate([rows, constant[..., None]], axis=-1)
     found = balance(rows, _stacked(heads.output, None), heads.spacing, value.deviation)
     _note(places, VALUE_OUTPUT, heads, found)
     if found.settled:
         return
     value.changed = heads.output_changed = True
     d = value.rows.shape[-1]
-    if value.constant is not None:
+    if rows.shape[-1] > d:
         value.constant = found.first[..., d].copy()
         if value.deviation is not None and found.basis is not None:
             squares = np.einsum("gst,gt->gs", found.basis**2, value.deviation**2)

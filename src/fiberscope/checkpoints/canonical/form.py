@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from fiberscope.checkpoints.architecture.program import Activation, Attention, Mlp, Norm
 from fiberscope.checkpoints.canonical.attention import TIE, Heads, write_heads
 from fiberscope.checkpoints.canonical.cancelling import deviation_of_sum
+from fiberscope.checkpoints.canonical.ending import head_tensors, settle_head
 from fiberscope.checkpoints.canonical.frame import IDENTITY, Frame, coupled, find_frame
-from fiberscope.checkpoints.canonical.neurons import Neurons, canonical_neurons
+from fiberscope.checkpoints.canonical.neurons import Neurons, degree_of
 from fiberscope.checkpoints.canonical.places import Places, descending
 from fiberscope.checkpoints.canonical.points import (
     Folded,
@@ -34,7 +35,6 @@ from fiberscope.checkpoints.canonical.stream import (
     read_writer,
     settle_positions,
     settle_tied_bias,
-    settle_unembedding,
     write_tables,
 )
 from fiberscope.checkpoints.canonical.workspace import Workspace
@@ -212,7 +212,7 @@ class CanonicalForm:
             else:
                 yield self._mlp_step(block)
         if wiring.head is not None:
-            yield _Step(wiring.head.label, self._head, self._head_tensors())
+            yield _Step(wiring.head.label, self._head, head_tensors(wiring))
         small = self._small_tensors()
         yield _Step("norms and biases", self._norms_and_biases, small, alone=True)
 
@@ -243,9 +243,10 @@ class CanonicalForm:
             spacing = self.work.spacing(table)
             order, ties, settled = descending(keys, TIE * spacing, 2.0 * spacing)
             places.add(GROUP_PERMUTATION, None, owner.label, ties)
-            if settled:
+            # What is written anyway is sorted exactly: rounding is added to it once more.
+            if settled and table.tensor not in self.work.moved:
                 order = np.arange(len(keys))
-            else:
+            elif (order[1:] < order[:-1]).any():
                 self.work.write(table, values[:, order])
             for attention in sharing:
                 self._fixed_orders[id(attention)] = order
@@ -318,7 +319,7 @@ class CanonicalForm:
             None if gate is None else up,
             down,
             changed,
-            _degree(m.activation, m.activation_name),
+            degree_of(m.activation, m.activation_name),
             m.activation is Activation.ODD,
             m.activation_name,
             work.spacing(m.up, m.gate, m.down),
@@ -330,70 +331,10 @@ class CanonicalForm:
         if neurons.down_changed:
             work.write(m.down, neurons.down.T)
 
-    def _head_tensors(self) -> tuple[str, ...]:
-        head = self.wiring.head
-        assert head is not None
-        views: list[View | None] = []
-        if not self.wiring.tied:
-            views += [head.output, head.output_bias]
-        if head.dense is not None:
-            views += [head.dense.weight, head.dense.bias]
-        return tuple(view.tensor for view in views if view is not None)
-
     def _head(self, found: _Found) -> None:
         """Dense layer and unembedding; a tied unembedding is done with the tables."""
-        wiring = self.wiring
-        head = wiring.head
-        assert head is not None
-        dense = self._dense()
-        output = None if wiring.tied else self._output()
-        if output is not None:
-            settle_unembedding(output, wiring, self.style)
-        if dense is not None and head.dense is not None:
-            if wiring.tied:
-                self._follow_frame(dense)
-            elif output is not None:
-                inner = head.norm is None
-                neurons = Neurons(
-                    head.dense.label,
-                    None,
-                    dense,
-                    None,
-                    np.ascontiguousarray(output.rows.T),
-                    False,
-                    _degree(head.dense.activation, head.dense.activation_name) if inner else None,
-                    inner and head.dense.activation is Activation.ODD,
-                    head.dense.activation_name,
-                    max(dense.spacing, output.spacing),
-                    inner,
-                )
-                canonical_neurons(neurons, self.style, found.places)
-                if neurons.down_changed:
-                    output.rows = np.ascontiguousarray(neurons.down.T)
-                    output.changed = True
-            unfold(dense, self.work, found.places)
-        if output is not None:
-            unfold(output, self.work, found.places)
-
-    def _dense(self) -> Folded | None:
-        for point in self.wiring.points:
-            for reader in point.readers:
-                if reader.role is Role.DENSE:
-                    return self._fold(reader, point)
-        return None
-
-    def _output(self) -> Folded:
-        for point in self.wiring.points:
-            for reader in point.readers:
-                if reader.role is Role.OUTPUT:
-                    return self._fold(reader, point)
-        # Behind a dense layer without a norm: no norm reads it, so nothing is folded in.
-        head = self.wiring.head
-        assert head is not None
-        reader = Reader(Role.OUTPUT, head.label, None, head.output, head.output_bias)
-        plain = Norm("", self.wiring.points[0].norm.kind, None, None, 0.0)
-        form = PointForm(Point(plain, None), None, None, None, None, IDENTITY, False)
-        return fold(reader, form, self.work)
+        outer = self._coupled_frame()
+        settle_head(self.wiring, self._fold, outer, self.style, found.places, self.work)
 
     def _coupled_frame(self) -> Frame:
         """Frame of the stream whose coordinates name the dense layer's units; else the identity."""
@@ -402,14 +343,6 @@ class CanonicalForm:
             if coupled(wiring, group):
                 return frame
         return IDENTITY
-
-    def _follow_frame(self, dense: Folded) -> None:
-        order = self._coupled_frame().order
-        if order is not None:
-            dense.rows = dense.rows[order]
-            if dense.constant is not None:
-                dense.constant = dense.constant[order]
-            dense.changed = True
 
     # Norms and biases, once all readers have seen them as they were.
 
@@ -464,9 +397,3 @@ def _landing(output: Array, value: Folded) -> float:
     if value.deviation is not None:
         squares = squares + value.deviation**2
     return float(np.sqrt(np.einsum("gmsd,gmsd,gs->d", output, output, squares).max()))
-
-
-def _degree(activation: Activation, name: str) -> int | None:
-    if activation is not Activation.HOMOGENEOUS:
-        return None
-    return 2 if name == "relu2" else 1

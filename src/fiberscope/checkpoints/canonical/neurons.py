@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.checkpoints.architecture.program import Activation
 from fiberscope.checkpoints.canonical.attention import TIE
 from fiberscope.checkpoints.canonical.equal_neurons import (
     Sets,
@@ -82,6 +83,13 @@ def canonical_neurons(neurons: Neurons, style: Style, places: Places) -> int:
         sets = [np.flatnonzero(together == number) for number in range(1, len(sets) + 1)]
         factor_jointly(neurons, sets, places)
     return near
+
+
+def degree_of(activation: Activation, name: str) -> int | None:
+    """Degree of a positively homogeneous activation, None for others."""
+    if activation is not Activation.HOMOGENEOUS:
+        return None
+    return 2 if name == "relu2" else 1
 
 
 def rows_with_constant(part: Folded) -> Array:

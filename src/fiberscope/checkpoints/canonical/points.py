@@ -150,6 +150,7 @@ class Folded:
             self.changed = True
         if self.constant is not None:
             self.constant = np.zeros_like(self.constant)
+        self.deviation = None
 
 
 def fold(reader: Reader, form: PointForm, work: Workspace) -> Folded:
