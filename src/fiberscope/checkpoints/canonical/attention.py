@@ -15,8 +15,9 @@ from fiberscope.checkpoints.canonical.equal_heads import note_equal_heads
 from fiberscope.checkpoints.canonical.places import Places, descending
 from fiberscope.checkpoints.canonical.planes import balance_planes, order_gains
 from fiberscope.checkpoints.canonical.points import Folded, Style
-from fiberscope.checkpoints.canonical.workspace import Workspace
-from fiberscope.checkpoints.ledger.rules.constants import unrotated_index, value_kernel_dimension
+from fiberscope.checkpoints.canonical.value_constants import settle_kernel
+from fiberscope.checkpoints.canonical.workspace import FLOOR, Workspace
+from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 from fiberscope.checkpoints.ledger.rules.discrete import GROUP_PERMUTATION, HEAD_PERMUTATION
 from fiberscope.checkpoints.ledger.rules.heads import QUERY_KEY, VALUE_OUTPUT
 from fiberscope.checkpoints.ledger.wiring import Segment
@@ -78,7 +79,7 @@ def canonical_heads(
     """
     drop_dead_key_constants(heads)
     if not heads.value.reader.absorbing_biases and style.constants:
-        _settle_kernel(heads, segment)
+        settle_kernel(heads, segment)
     exact = _ordered_and_balanced(heads, style, places, fixed_order)
     changed = any(part.changed for part in (heads.query, heads.key, heads.value))
     if not exact and (changed or heads.output_changed):
@@ -263,6 +264,8 @@ def _query_key(heads: Heads, places: Places) -> float:
     groups, per_group, width = q.shape[:3]
     moved = found.first.reshape(groups, width, per_group, -1).swapaxes(1, 2)
     d = q.shape[-1]
+    if q_constant is not None:
+        moved = _without_rounding(moved)
     if whole:
         query.rows = np.ascontiguousarray(moved[..., :d])
         key.rows = found.second
@@ -289,13 +292,25 @@ def _value_output(heads: Heads, places: Places) -> None:
         return
     value.changed = heads.output_changed = True
     d = value.rows.shape[-1]
+    first = found.first
     if rows.shape[-1] > d:
-        value.constant = found.first[..., d].copy()
+        first = _without_rounding(first)
+        value.constant = first[..., d].copy()
         if value.deviation is not None and found.basis is not None:
             squares = np.einsum("gst,gt->gs", found.basis**2, value.deviation**2)
             value.deviation = np.sqrt(squares)
-    value.rows = np.ascontiguousarray(found.first[..., :d])
+    value.rows = np.ascontiguousarray(first[..., :d])
     heads.output = _unstacked(found.second, heads)
+
+
+def _without_rounding(rows: Array) -> Array:
+    """Rows that read nothing but their constant, the last column, are otherwise zero."""
+    size = np.einsum("...d,...d->...", rows[..., :-1], rows[..., :-1])
+    noise = (size > 0) & (size <= (FLOOR * rows[..., -1]) ** 2)
+    if noise.any():
+        rows = rows.copy()
+        rows[noise, :-1] = 0.0
+    return rows
 
 
 def _unstacked(second: Array, heads: Heads) -> Array:
@@ -336,47 +351,6 @@ def _drop_silent_heads(heads: Heads, places: Places) -> None:
             if part.constant is not None:
                 part.constant = part.constant.copy()
                 part.constant[groups] = 0.0
-
-
-def _settle_kernel(heads: Heads, segment: Segment) -> None:
-    """Constant values of several groups can cancel in what they write together.
-
-    Of all constants ``c`` with one sum ``sum_g,m O_gm^T c_g`` the form has those for which
-    ``sum |O_gm^T c_g|^2`` is smallest: no change of basis alters them.
-    """
-    attention, value = heads.attention, heads.value
-    size = value_kernel_dimension(attention, segment)
-    constant = value.constant
-    if size == 0 or constant is None or not constant.any():
-        return
-    groups, width = constant.shape
-    left, sizes, right = np.linalg.svd(_stacked(heads.output, None), full_matrices=False)
-    live = sizes > width * np.finfo(np.float64).eps * sizes[:, :1]
-    # What constants write, in orthonormal coordinates of each group: |O^T c| is their length.
-    writes = (left * np.where(live, sizes, 0.0)[:, None, :]).swapaxes(-1, -2)
-    apart = right.reshape(groups, -1, attention.heads_per_group, segment.width).sum(axis=2)
-    total = (apart * live[..., None]).reshape(-1, segment.width)
-    kernel = np.linalg.svd(total)[0][:, len(total) - size :]
-    rounding = 8.0 * heads.spacing * np.abs(constant)
-    if value.reader.bias is None and value.small_constant is not None:
-        rounding = rounding + value.small_constant
-    by_constant = np.einsum("gkn,gks->gsn", kernel.reshape(*live.shape, size), writes)
-    inside = np.einsum("gsn,gs->n", by_constant, constant)
-    allowed = np.einsum("gsn,gs->n", np.abs(by_constant), rounding)
-    if not value.changed and (np.abs(inside) <= allowed).all():
-        return
-    with np.errstate(divide="ignore", invalid="ignore"):
-        inverse = np.where(live, 1.0 / sizes, 0.0)
-    back = np.einsum("gsk,gk,gkn->gsn", left, inverse, kernel.reshape(*live.shape, size))
-    value.constant = constant - back @ inside
-    if value.deviation is not None:
-        # c -> (1 - back by_constant^T) c: the squares of that matrix's rows, weighted.
-        squares = value.deviation**2
-        moved = np.einsum("gsn,gsk,gs->nk", by_constant, by_constant, squares)
-        kept = 1.0 - 2.0 * np.einsum("gsn,gsn->gs", back, by_constant)
-        both = kept * squares + np.einsum("gsn,nk,gsk->gs", back, moved, back)
-        value.deviation = np.sqrt(np.maximum(both, 0.0))
-    value.changed = True
 
 
 def write_heads(heads: Heads, work: Workspace) -> None:

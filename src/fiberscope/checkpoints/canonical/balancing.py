@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fiberscope.checkpoints.canonical.cancelling import DEVIATIONS
 from fiberscope.checkpoints.canonical.readers import REFERENCE_SEED
 from fiberscope.checkpoints.canonical.workspace import ARITHMETIC, ROUNDINGS, relative_noise
 
@@ -139,7 +140,8 @@ def _uncertainty(
 
     With ``A^T B = X s Y^T`` a row of the balanced first factor is ``(A^T B y_i)^T / sqrt(s_i)``.
     Rounding of A, row by row, moves it by ``e / sqrt(12) sqrt(sum_k |A_k|^2 (B_k y_i)^2 / s_i)``,
-    at most by the root of what it does to the product, and likewise for the second factor. The
+    at most by the root of what it does to the product (four deviations: a direction that is zero
+    but for rounding has all of it), and likewise for the second factor. The
     alignment follows with the condition of what it is found from. To first order: an estimate.
     """
     sizes = np.einsum("gik,gki->gi", basis, crossed[1])
@@ -151,7 +153,7 @@ def _uncertainty(
         squares = np.einsum("gk,gki->gi", squared, products**2)
         moved = np.divide(np.sqrt(squares), sizes, out=np.zeros_like(sizes), where=live)
         worst = np.maximum(worst, error * moved.max(axis=-1))
-    worst = np.minimum(worst, np.sqrt(product))
+    worst = np.minimum(worst, np.sqrt(DEVIATIONS * product))
     for pair, cut in enumerate(deficient):
         fixed = alignment[pair, : alignment.shape[1] - cut]
         if len(fixed) > 1:

@@ -161,6 +161,13 @@ def _scale(neurons: Neurons, places: Places, alone: NDArray[np.bool_]) -> None:
         _note_signs(neurons, lengths[0] * alone, neurons.up, GATED, places)
         settled &= not _negative(lengths[0], neurons, neurons.up, alone)
         factors[0] = factors[0] * np.where(alone & (signed < 0), -1.0, 1.0)
+    # A dead unit's down is scaled to length 1 where it is all that is left.
+    left = ~live & (down > 0) & free & alone
+    wanted = np.where(left, 1.0, down)
+    settled &= bool((np.abs(wanted - down) <= tolerance).all())
+    bare = left & (lengths[0] == 0) if neurons.up is not None else np.zeros_like(left)
+    if not _faces_reference(neurons, bare):
+        settled = False
     if settled:
         return
     whole = np.ones(len(down))
@@ -168,10 +175,27 @@ def _scale(neurons: Neurons, places: Places, alone: NDArray[np.bool_]) -> None:
         _multiply(part, factor)
         whole *= factor**degree
     neurons.down /= whole[:, None]
-    # A dead unit's down is scaled to length 1 where it is all that is left.
-    left = ~live & (down > 0) & free
     neurons.down[left] *= (1.0 / np.linalg.norm(neurons.down[left], axis=1))[:, None]
+    _turn_to_reference(neurons, bare)
     neurons.down_changed = True
+
+
+def _faces_reference(neurons: Neurons, bare: NDArray[np.bool_]) -> bool:
+    """Whether what units without rows write has the sign of the reference, up to rounding.
+
+    Their signs move with nothing else, so nothing else fixes them.
+    """
+    if not bare.any():
+        return True
+    down = neurons.down[bare]
+    inner = down @ reference(down.shape[1])
+    return bool((inner >= -ROUNDINGS * neurons.spacing * np.linalg.norm(down, axis=1)).all())
+
+
+def _turn_to_reference(neurons: Neurons, bare: NDArray[np.bool_]) -> None:
+    if bare.any():
+        down = neurons.down[bare]
+        neurons.down[bare] = down * np.where(signed_norm(down) < 0, -1.0, 1.0)[:, None]
 
 
 def _negative(
@@ -201,11 +225,13 @@ def _signs(neurons: Neurons, part: Folded, mechanism: str, places: Places) -> No
     signed = signed_norm(rows_with_constant(part))
     lengths = _lengths(part)
     _note_signs(neurons, lengths, part, mechanism, places)
-    if not _negative(lengths, neurons, part):
+    bare = (lengths == 0) & neurons.down.any(axis=1)
+    if not _negative(lengths, neurons, part) and _faces_reference(neurons, bare):
         return
     sign = np.where(signed < 0, -1.0, 1.0)
     _multiply(part, sign)
     neurons.down = neurons.down * sign[:, None]
+    _turn_to_reference(neurons, bare)
     neurons.down_changed = True
 
 
@@ -215,6 +241,9 @@ def _sort(neurons: Neurons, places: Places, together: NDArray[np.int64]) -> NDAr
 
     def writes() -> Array:
         found = np.linalg.norm(neurons.down, axis=1)
+        # Without rows the length can be anything, and is 1: units differ by their direction.
+        silent = keys == 0
+        found[silent] = neurons.down[silent] @ reference(neurons.down.shape[1])
         # The order inside such a set is that of its joint factors.
         found[together > 0] = 0.0
         return found

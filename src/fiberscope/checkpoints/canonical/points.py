@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.canonical.cancelling import deviation_of_sum, note_cancelling
+from fiberscope.checkpoints.canonical.cancelling import (
+    DEVIATIONS,
+    deviation_of_sum,
+    note_cancelling,
+)
 from fiberscope.checkpoints.canonical.frame import IDENTITY, Frame
 from fiberscope.checkpoints.canonical.places import Places
 from fiberscope.checkpoints.canonical.workspace import (
@@ -122,6 +126,7 @@ class Folded:
     ``changed`` says whether they differ from what is stored by more than its rounding. ``lost`` is
     the mean taken from each row, and ``summed`` the size of what each constant is a sum of: what is
     stored is rounded with them. ``deviation`` is how far that rounding moves each constant.
+    ``rounded`` says that the rows are what will be read again, so that nothing is to be centred.
     """
 
     reader: Reader
@@ -134,6 +139,7 @@ class Folded:
     lost: Array | None = field(default=None)
     summed: Array | None = field(default=None)
     deviation: Array | None = field(default=None)
+    rounded: bool = False
 
     @property
     def no_constant(self) -> bool:
@@ -203,11 +209,21 @@ def fold(reader: Reader, form: PointForm, work: Workspace) -> Folded:
         if form.centred and not is_rounding(means, rows, spacing):
             without_mean(rows, means, spacing)
             changed = True
+    if constant is not None and deviation is not None:
+        constant = _without_rounding(constant, deviation, rows)
     if frame.exact:
         frame.negate(rows)
     else:
         rows = frame.turned(rows, spacing)
     return Folded(reader, form, rows, constant, changed, spacing, small, lost, summed, deviation)
+
+
+def _without_rounding(constant: Array, deviation: Array, rows: Array) -> Array:
+    """Beside a row of zeros a constant that rounding explains is zero, too: nothing is read."""
+    small = (constant != 0) & (np.abs(constant) <= DEVIATIONS * deviation)
+    if small.any():
+        small[small] = ~rows[small].any(axis=-1)
+    return np.where(small, 0.0, constant) if small.any() else constant
 
 
 def centre_read(folded: Folded) -> None:
@@ -235,8 +251,9 @@ def unfold(folded: Folded, work: Workspace, places: Places) -> None:
 def _unfolded(folded: Folded) -> tuple[Array, Array | None]:
     """Weight and bias of a reader for its norm's canonical gain and bias."""
     form = folded.form
+    if not folded.rounded:
+        centre_read(folded)
     rows, constant = folded.rows, folded.constant
-    centre_read(folded)
     gain = form.new_gain
     if gain is not None and (gain != 1).any():
         rows = np.divide(rows, gain, out=np.zeros_like(rows), where=gain != 0)
@@ -263,6 +280,7 @@ def as_stored(folded: Folded, work: Workspace) -> None:
     folded.rows = rows if form.new_gain is None else rows * form.new_gain
     if reader.bias is None and form.bias is not None:
         centre_read(folded)
+    folded.rounded = True
 
 
 def _any(values: Array | None) -> bool:

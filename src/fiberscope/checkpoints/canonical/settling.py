@@ -73,7 +73,7 @@ def settle_neurons(
         canonical_neurons(neurons, style, again)
         done = not _changed(neurons)
         for part in parts:
-            part.changed = True
+            part.changed, part.rounded = True, done
         neurons.down_changed = True
         if done:
             return
