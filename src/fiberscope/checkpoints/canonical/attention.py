@@ -181,6 +181,8 @@ def _sort_heads(heads: Heads, sizes: Array, places: Places, strict: bool) -> boo
     if heads.query.deviation is not None:
         deviation = np.take_along_axis(heads.query.deviation, index[:, :, None], axis=1)
         heads.query.deviation = deviation
+    if heads.query.lost is not None:
+        heads.query.lost = np.take_along_axis(heads.query.lost, index[:, :, None], axis=1)
     heads.output = np.take_along_axis(heads.output, index[:, :, None, None], axis=1)
     sizes[:] = np.take_along_axis(sizes, index, axis=1)
     heads.query.changed = heads.output_changed = True
@@ -219,10 +221,22 @@ def _sort_groups(
             part.constant = part.constant[order]
         if part.deviation is not None:
             part.deviation = part.deviation[order]
+        if part.lost is not None:
+            part.lost = part.lost[order]
         part.changed = True
     heads.output = heads.output[order]
     heads.output_changed = True
     return True
+
+
+def _lost(part: Folded) -> Array:
+    """Squared length of what each row was rounded with and has no longer."""
+    found = np.zeros(part.rows.shape[:-1])
+    if part.lost is not None:
+        found += part.rows.shape[-1] * part.lost**2
+    if part.deviation is not None:
+        found += 12.0 * (part.deviation / part.spacing) ** 2
+    return found
 
 
 def _stacked(query: Array, constant: Array | None) -> Array:
@@ -248,11 +262,8 @@ def _query_key(heads: Heads, places: Places) -> float:
         q_constant = query.constant if whole else query.constant[:, :, rows]
     k = key.rows if whole else key.rows[:, rows]
     first = _stacked(q, q_constant)
-    deviation = None
-    if query.deviation is not None:
-        moved = query.deviation if whole else query.deviation[:, :, rows]
-        deviation = np.linalg.norm(moved, axis=1)
-    found = balance(first, k, heads.spacing, deviation)
+    lost = _lost(query).sum(axis=1), _lost(key)
+    found = balance(first, k, heads.spacing, (lost[0][:, rows], lost[1][:, rows]))
     _note(places, QUERY_KEY, heads, found)
     if found.settled:
         return 0.0
@@ -286,7 +297,8 @@ def _value_output(heads: Heads, places: Places) -> None:
     if constant is not None and (not value.reader.absorbing_biases or constant.any()):
         # Constants that no bias takes are one more column of the values.
         rows = np.concatenate([rows, constant[..., None]], axis=-1)
-    found = balance(rows, _stacked(heads.output, None), heads.spacing, value.deviation)
+    written = np.zeros(rows.shape[:2])
+    found = balance(rows, _stacked(heads.output, None), heads.spacing, (_lost(value), written))
     _note(places, VALUE_OUTPUT, heads, found)
     if found.settled:
         return

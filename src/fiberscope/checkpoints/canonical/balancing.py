@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.canonical.cancelling import DEVIATIONS
 from fiberscope.checkpoints.canonical.readers import REFERENCE_SEED
 from fiberscope.checkpoints.canonical.workspace import ARITHMETIC, ROUNDINGS, relative_noise
 
@@ -74,7 +73,7 @@ def sketch(array: Array, stream: int) -> Array:
 
 
 def balance(
-    first: Array, second: Array, spacing: float, deviation: Array | None = None
+    first: Array, second: Array, spacing: float, lost: tuple[Array, Array] | None = None
 ) -> BalancedPairs:
     """Balanced and aligned factors.
 
@@ -84,9 +83,9 @@ def balance(
         Shapes ``(pairs, n, a)`` and ``(pairs, n, b)``.
     spacing
         Relative spacing of the numbers' storage: what is within it counts as settled.
-    deviation
-        How far rounding has moved a column of the first factors that is a sum of what is stored,
-        shape ``(pairs, n)``.
+    lost
+        Squared lengths of what was taken from the rows of both factors, or cancelled in them, and
+        was rounded with them: shapes ``(pairs, n)``.
     """
     pairs, width = first.shape[:2]
     left, right = _gram(first), _gram(second)
@@ -111,8 +110,8 @@ def balance(
         crossed[1][pair] = first[pair] @ moved[pair].T
     turn, sizes = _unitary_part(aligned)
     lengths = tuple(np.diagonal(gram, axis1=-2, axis2=-1) for gram in (left, right))
-    if deviation is not None:
-        lengths = lengths[0] + 12.0 * (deviation / spacing) ** 2, lengths[1]
+    if lost is not None:
+        lengths = lengths[0] + lost[0], lengths[1] + lost[1]
     uncertain = _uncertainty(lengths, crossed, basis, sizes, deficient, spacing)
     turn = turn.swapaxes(-1, -2)
     basis = turn @ basis
@@ -140,25 +139,26 @@ def _uncertainty(
 
     With ``A^T B = X s Y^T`` a row of the balanced first factor is ``(A^T B y_i)^T / sqrt(s_i)``.
     Rounding of A, row by row, moves it by ``e / sqrt(12) sqrt(sum_k |A_k|^2 (B_k y_i)^2 / s_i)``,
-    at most by the root of what it does to the product (four deviations: a direction that is zero
-    but for rounding has all of it), and likewise for the second factor. The
+    at most by the root of what it does to the product, and the second factor likewise. A row that
+    is moved by a tenth of itself may as well be zero but for rounding: all of it is uncertain. The
     alignment follows with the condition of what it is found from. To first order: an estimate.
     """
-    sizes = np.einsum("gik,gki->gi", basis, crossed[1])
-    live = sizes > 0
+    sizes = np.maximum(np.einsum("gik,gki->gi", basis, crossed[1]), 0.0)
+    rows, live = np.sqrt(sizes), sizes > 0
     error = spacing / np.sqrt(12.0)
     product = error * np.sqrt(2.0 * (lengths[0] * lengths[1]).sum(axis=-1))
-    worst = np.zeros(len(basis))
+    moved = np.zeros_like(sizes)
     for squared, products in zip(lengths, crossed, strict=True):
         squares = np.einsum("gk,gki->gi", squared, products**2)
-        moved = np.divide(np.sqrt(squares), sizes, out=np.zeros_like(sizes), where=live)
-        worst = np.maximum(worst, error * moved.max(axis=-1))
-    worst = np.minimum(worst, np.sqrt(DEVIATIONS * product))
+        part = np.divide(np.sqrt(squares), sizes, out=np.zeros_like(sizes), where=live)
+        moved = np.maximum(moved, error * part)
+    moved = np.minimum(moved, np.sqrt(product)[:, None])
+    worst = np.where(moved > 0.1 * rows, np.maximum(moved, rows), moved).max(axis=-1)
     for pair, cut in enumerate(deficient):
         fixed = alignment[pair, : alignment.shape[1] - cut]
         if len(fixed) > 1:
             worst[pair] *= 1.0 + fixed[0] / max(float(fixed[-2:].sum()), 1e-300)
-    largest = np.sqrt(np.maximum(sizes.max(axis=-1), 0.0))
+    largest = rows.max(axis=-1)
     return np.asarray(np.divide(worst, largest, out=np.zeros_like(worst), where=largest > 0))
 
 

@@ -275,6 +275,10 @@ def _sort(neurons: Neurons, places: Places, together: NDArray[np.int64]) -> NDAr
             part.constant = part.constant[order]
         if part.deviation is not None:
             part.deviation = part.deviation[order]
+        if part.lost is not None:
+            part.lost = part.lost[order]
+        if part.summed is not None:
+            part.summed = part.summed[order]
         part.changed = True
     neurons.down = neurons.down[order]
     neurons.down_changed = True
