@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ from fiberscope.checkpoints.equality.factors import fit_basis
 from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.noisy import rounded
 from fiberscope.checkpoints.equality.rotations import Tables
+from fiberscope.checkpoints.equality.stored import StoredModel
+from fiberscope.checkpoints.equality.witness_check import check
+from fiberscope.checkpoints.ledger.rules.discrete import NEURON_PERMUTATION
+from fiberscope.checkpoints.ledger.rules.heads import QUERY_KEY, VALUE_OUTPUT
 from fiberscope.checkpoints.ledger.wiring import wire
 from fiberscope.checkpoints.moves import Catalogue, RandomMove
 from fiberscope.parameters import View
@@ -239,3 +244,38 @@ def test_a_rotation_is_off_by_what_it_says(powers: float) -> None:
         strength = np.linalg.svd(one, compute_uv=False)
         typical = 32 * EPSILON * np.sqrt(np.square(one).mean())
         assert np.sqrt(fitted.turns.max()) < 3 * typical / strength[-1]
+
+
+@pytest.mark.parametrize("config", [GPT2, BERT, toys.vit(), toys.distilbert()])
+def test_a_witness_from_a_far_copy_arrives(config: dict[str, Any]) -> None:
+    """The rounding of the copy, carried back by a condition of 1,000, reaches the last biases."""
+    model = laid_out(config)
+    source = drawn(model, 1)
+    for seed in range(4):
+        copy = stored(far_moved(model, source, seed, 1000.0), "float32")
+        found = compared(model, copy, stored(source, "float32"))
+        assert found.outcome is Outcome.SAME, found.reason
+        assert any("arrives at every stored number" in note for note in found.notes), found.notes
+
+
+def test_a_witness_that_misses_by_more_than_rounding_is_noticed() -> None:
+    model = laid_out(GPT2)
+    source = drawn(model, 1)
+    copy = far_moved(model, source, 1, 1000.0)
+    pair = [StoredModel.of(model, stored(p, "float32"), label="x") for p in (copy, source)]
+    arrays = [{n: m.tensor(n).astype(np.float64) for n in model.tensors} for m in pair]
+    found = compared(model, stored(copy, "float32"), stored(source, "float32"))
+    assert found.witness is not None and found.alignment is not None
+    for mechanism in (QUERY_KEY, VALUE_OUTPUT, NEURON_PERMUTATION):
+        steps = list(found.witness.steps)
+        at = next(i for i, step in enumerate(steps) if step.key.mechanism == mechanism)
+        element = np.array(steps[at].element)
+        if mechanism == NEURON_PERMUTATION:
+            element[..., :2] = element[..., 1::-1]
+        else:
+            element[0] *= 1.001
+        steps[at] = replace(steps[at], element=element)
+        other = replace(found.witness, steps=tuple(steps))
+        failed, remarks = check(other, found.alignment, *pair, *arrays)
+        assert failed == ""
+        assert any("does not arrive" in remark for remark in remarks), mechanism
