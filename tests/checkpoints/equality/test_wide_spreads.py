@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fiberscope.checkpoints.architecture.program import Architecture
+from fiberscope.checkpoints.architecture.program import Architecture, Observable
 from fiberscope.checkpoints.equality.factors import fit_basis
 from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.noisy import rounded
@@ -279,3 +279,37 @@ def test_a_witness_that_misses_by_more_than_rounding_is_noticed() -> None:
         failed, remarks = check(other, found.alignment, *pair, *arrays)
         assert failed == ""
         assert any("does not arrive" in remark for remark in remarks), mechanism
+
+
+TIED = [
+    BERT,
+    toys.bert("roberta", "RobertaForMaskedLM", max_position_embeddings=8, vocab_size=30),
+    toys.opt(vocab_size=30),
+]
+
+
+@pytest.mark.parametrize("config", TIED)
+def test_a_constant_that_dwarfs_the_rows_of_a_tied_table(config: dict[str, Any]) -> None:
+    """The mean of the rows is taken off; its own rounding would be an error of all rows."""
+    model = laid_out(config)
+    wiring = wire(model, Observable.PROBABILITIES)
+    views = [w.view for s in wiring.segments for w in s.writers if w.tied]
+    source = drawn(model, 1)
+    for view in dict.fromkeys(views):
+        view.write(source, 1e-4 * view.read(source))
+    view = max(views, key=lambda view: view.shape[0])
+    for seed in range(6):
+        # Shifts are as large as biases and other tables.
+        one, other = (moved(model, source, 10 * seed + k, Observable.PROBABILITIES) for k in (1, 2))
+        found = compared(model, one, other, "probabilities")
+        assert found.outcome is Outcome.SAME, found.reason
+    # Ten tolerances of eight roundings of numbers of the size of the shift.
+    shift = max(float(np.abs(view.read(p)).max()) for p in (one, other))
+    changed = dict(source)
+    array = np.array(view.read(changed))
+    array[3, 1] += 10 * 8 * EPSILON * shift
+    view.write(changed, array)
+    for seed in range(6):
+        copy = moved(model, changed, 10 * seed + 2, Observable.PROBABILITIES)
+        found = compared(model, one, copy, "probabilities")
+        assert found.outcome is Outcome.DIFFERENT, found.reason
