@@ -125,6 +125,19 @@ class RotaryCommutant(GeneralLinear):
                 return False
         return True
 
+    def nearest(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The nearest commuting matrices (Frobenius), shape ``(copies, width, width)``.
+
+        Rounding of a matrix with small and large planes can be large for the small ones; here each
+        plane keeps its own.
+        """
+        found = np.zeros_like(matrix)
+        for rows, columns, signs in self._basis:
+            weights = np.asarray(signs)
+            share = (matrix[:, rows, columns] * weights).mean(axis=1)
+            found[:, rows, columns] += share[:, None] * weights
+        return found
+
     def tangent_map(self, parameters: Parameters) -> TangentMap:
         """The directions of the general linear group, restricted to the commutant."""
         return CommutantTangents(self, parameters)

@@ -186,8 +186,7 @@ def _compare(name: str, one: tuple[Noisy, Noisy], other: tuple[Noisy, Noisy]) ->
         other[0].value[None],
         one[1].value[None],
         other[1].value[None],
-        (one[0].variance + other[0].variance).mean(axis=-1)[None],
-        (one[1].variance + other[1].variance).mean(axis=-1)[None],
+        *(x.variance.mean(axis=-1)[None] for x in (*other, *one)),
     )
     matrix, back = change.matrix[0], change.dual[0]
     leverage = 2 * len(matrix) / sum(shapes)

@@ -20,6 +20,7 @@ from fiberscope.checkpoints.equality.neurons import (
     match_neurons,
     scales_of,
 )
+from fiberscope.checkpoints.equality.noisy import Noisy
 from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, statistic_of_parts
 from fiberscope.checkpoints.equality.tiles import statistic_of_rows
@@ -126,8 +127,8 @@ def _aligned(
         found.statistics.append(_kept(one, other, found.frame))
     for one, other in zip(first.constants, second.constants, strict=True):
         # An ill-conditioned output passes its rounding on along one direction.
-        moved = found.frame.carry(one.array)
-        part = statistic(other.label, other.array, moved, rotated=found.mixes, independent=1.0)
+        moved, target = found.frame.carry(one.array), _seen(other.array, found.frame)
+        part = statistic(other.label, target, moved, rotated=found.mixes, independent=1.0)
         found.statistics.append(part)
     with limited(products):
         _head(first, second, found, threads)
@@ -188,8 +189,13 @@ def _vectors(a: Vectors, b: Vectors, frame: Frame, threads: int = 1) -> Statisti
         return statistic_of_rows(
             b.label, b.rows, moved, rotated=mixes, computed=not exact, threads=threads
         )
-    parts = ((y, frame.carry(x)) for x, y in zip(a.parts(), b.parts(), strict=True))
+    parts = ((_seen(y, frame), frame.carry(x)) for x, y in zip(a.parts(), b.parts(), strict=True))
     return statistic_of_parts(b.label, parts, rotated=mixes, computed=not exact)
+
+
+def _seen(array: Noisy, frame: Frame) -> Noisy:
+    """An array of the second model where both are looked at."""
+    return array if frame.arrival is None else frame.arrival.carry(array)
 
 
 def _kept(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
@@ -197,7 +203,7 @@ def _kept(a: Vectors, b: Vectors, frame: Frame) -> Statistic:
     if a.kind == "vector":
         return _vectors(a, b, frame)
     if a.kind == "signed gain":
-        return statistic(b.label, b.array, frame.carry(a.array))
+        return statistic(b.label, _seen(b.array, frame), frame.carry(a.array))
     matrix = np.abs(frame.matrix) if not frame.rotated else frame.matrix**2
     return statistic(b.label, b.array, a.array.turned(matrix, -1), rotated=False)
 
@@ -213,9 +219,14 @@ def _match(
     """Match one sublayer; sublayers do not depend on each other once the frame is known."""
     if isinstance(a, Attention):
         assert isinstance(b, Attention)
-        return match_heads(carried(first.attention(a), frame), second.attention(b), rotated=rotated)
+        target = second.attention(b)
+        if frame.arrival is not None:
+            target = carried(target, frame.arrival)
+        return match_heads(carried(first.attention(a), frame), target, rotated=rotated)
     assert isinstance(b, Mlp)
     one, other = carried_mlp(first.mlp(a), frame), second.mlp(b)
+    if frame.arrival is not None:
+        other = carried_mlp(other, frame.arrival)
     scales = scales_of(other, b.activation, b.activation_name, True)
     return match_neurons(one, other, scales, rotated=rotated)
 
@@ -270,6 +281,8 @@ def _head(first: FoldedModel, second: FoldedModel, found: Alignment, threads: in
             other, head.dense.activation, head.dense.activation_name, head.norm is None
         )
         moved = carried_mlp(one, frame, down_moves=False)
+        if frame.arrival is not None:
+            other = carried_mlp(other, frame.arrival, down_moves=False)
         _take(
             match_neurons(
                 moved,

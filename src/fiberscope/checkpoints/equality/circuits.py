@@ -15,10 +15,10 @@ from fiberscope.checkpoints.architecture.program import Attention
 from fiberscope.checkpoints.equality.factors import (
     BasisChange,
     fit_basis,
-    row_squares,
     weighed_columns,
 )
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
+from fiberscope.checkpoints.equality.likelihood import row_squares
 from fiberscope.checkpoints.equality.loops import loops
 from fiberscope.checkpoints.equality.noisy import Array
 from fiberscope.checkpoints.equality.statistic import (
@@ -177,15 +177,20 @@ def _fit(
     rows: Callable[[NDArray[Any], complex], NDArray[Any]] | None = None,
 ) -> BasisChange:
     """Fit all rows, or some: ``rows`` takes them, given the factor of the second rows of planes."""
-    scaled, noises = [], []
+    scaled: list[NDArray[Any]] = []
+    noises: list[list[Array]] = []
     for pair in (plain, dual):
         values, noise = weighed_columns(
             [x.value if rows is None else rows(x.value, 1j) for x in pair],
             [x.variance if rows is None else rows(x.variance, 1.0) for x in pair],
         )
         scaled += values
-        noises.append(noise / pair[0].unit ** 2)
-    change = fit_basis(*scaled, *noises)
+        noises.append([x / pair[0].unit ** 2 for x in noise])
+    (plain_carried, plain_noise), (dual_carried, dual_noise) = noises
+    (one, moved), (back, back_moved) = scaled[:2], scaled[2:]
+    change = fit_basis(
+        one, moved, back, back_moved, plain_noise, dual_noise, plain_carried, dual_carried
+    )
     given = plain[0].value, plain[1].value, dual[0].value, dual[1].value
     if any(x is not y for x, y in zip(scaled, given, strict=True)):
         change = replace(change, apart=None)  # of other numbers

@@ -9,7 +9,7 @@ this is an upper bound.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,7 @@ def _apart(
 
 
 def _terms(first: FoldedModel, second: FoldedModel, found: Alignment) -> Iterator[_Term]:
-    frame = found.frame
+    frame = replace(found.frame, reading=None, turns=None)
     vectors = [(first.tables, second.tables), (first.kept, second.kept)]
     vectors.append((first.constants, second.constants))
     for ones, others in vectors:

@@ -1,13 +1,9 @@
 """Changes of basis between factor pairs, by weighted maximum likelihood.
 
 For factor pairs with one product, ``P' = M P`` and ``D' = M^-H D`` (so ``D = M^H D'``), with
-rounding in ``P'`` and ``D'``: the stationary condition in M is the Sylvester equation
-
-    M (P P^H W) + (R D' D'^H) M = P' P^H W + R D' D^H,   R = row noise of P',  W = M^H C M,
-
-with C the row noise of D'. It is solved by two eigendecompositions, batched over circuits, W is
-updated, and the solution is refined on its residuals. An unweighted fit is off by orders of
-magnitude when M is ill-conditioned.
+rounding in all of them. Most circuits are explained by the plain factors alone, by least squares;
+the others are fitted by :mod:`fiberscope.checkpoints.equality.likelihood` from several starts.
+An unweighted fit is off by orders of magnitude when M is ill-conditioned.
 """
 
 from __future__ import annotations
@@ -19,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.once import once
+from fiberscope.checkpoints.equality.likelihood import (
+    Factor,
+    Likelihood,
+    adjoint,
+    row_squares,
+)
 
-ROUNDS = 4
-REFINEMENTS = 2
-ZERO = 1e-12
-"""Singular value, relative to the largest, that counts as zero."""
 SMALL = 1e-5
 """Singular value, relative to the largest, below which the other factor says more."""
 ALIKE = 1.2
@@ -57,12 +54,6 @@ class BasisChange:
         return np.asarray(norms[0] * norms[1])
 
 
-def adjoint(matrix: NDArray[Any]) -> NDArray[Any]:
-    """Conjugate transpose of the last two axes; of real matrices not a copy."""
-    across = np.swapaxes(matrix, -1, -2)
-    return np.conj(across) if np.iscomplexobj(matrix) else across
-
-
 def fit_basis(
     plain: NDArray[Any],
     plain_moved: NDArray[Any],
@@ -70,6 +61,8 @@ def fit_basis(
     dual_moved: NDArray[Any],
     plain_noise: NDArray[np.float64],
     dual_noise: NDArray[np.float64],
+    plain_carried: NDArray[np.float64] | None = None,
+    dual_carried: NDArray[np.float64] | None = None,
 ) -> BasisChange:
     """Fit ``plain_moved = M plain`` and ``dual_moved = M^-H dual``.
 
@@ -81,181 +74,117 @@ def fit_basis(
         Shape ``(batch, r, k)``.
     plain_noise, dual_noise
         Mean variance of every row of the moved factors, shape ``(batch, r)``.
+    plain_carried, dual_carried
+        The same of the first factors, which the change of basis carries along; zero by default.
     """
+    one = _factor(plain, plain_moved, plain_carried, plain_noise)
+    other = _factor(dual, dual_moved, dual_carried, dual_noise)
     r = plain.shape[-2]
     if r == 1:
-        return _fit_scalar(plain, plain_moved, dual, dual_moved, plain_noise, dual_noise)
-    noise = np.maximum(plain_noise, _smallest(plain_moved))
-    back = np.maximum(dual_noise, _smallest(dual_moved))
-    whole = _Problem(plain, plain_moved, dual, dual_moved, noise, back)
+        return _fit_scalar(one, other)
     enough = GOOD_ENOUGH * max(1, r * (plain.shape[-1] + dual.shape[-1] - r))
-    starts: tuple[Callable[[_Problem], NDArray[Any]], ...] = (
-        lambda p: _carried(p.plain, p.plain_moved, p.gram, p.cross),
-        lambda p: adjoint(_carried(p.dual_moved, p.dual, p.gram_moved, adjoint(p.cross_dual))),
-        lambda p: _solve(
-            p.gram, p.gram_moved, p.cross + p.cross_dual, _eye(p.gram), np.ones_like(p.noise)
-        ),
-        lambda p: p.completed(_carried(p.plain, p.plain_moved, p.gram, p.cross), SMALL),
+    quick, score = _by_plain(one, other)
+    open_ = np.flatnonzero(~(score <= enough) | _doubtful(quick.matrix, adjoint(quick.dual)))
+    if not open_.size:
+        return quick  # the usual case: the plain factors explain all, nothing is singular
+    best = quick.matrix.copy()
+    best[open_] = _climbed(Likelihood.of(one.some(open_), other.some(open_)), enough)
+    best = _completed(best)
+    return BasisChange(best, adjoint(_inverse(best)))
+
+
+def _factor(
+    first: NDArray[Any],
+    second: NDArray[Any],
+    first_noise: NDArray[np.float64] | None,
+    second_noise: NDArray[np.float64],
+) -> Factor:
+    given = np.zeros(first.shape[:-1]) if first_noise is None else first_noise
+    return Factor(
+        first,
+        second,
+        np.maximum(given, _smallest(first)),
+        np.maximum(second_noise, _smallest(second)),
     )
-    kind = np.result_type(plain, plain_moved)
-    best = np.broadcast_to(np.eye(r, dtype=kind), (len(plain), r, r)).copy()
-    best_score = np.full(len(plain), np.inf)
+
+
+def _by_plain(plain: Factor, dual: Factor) -> tuple[BasisChange, NDArray[np.float64]]:
+    """Least squares of the plain factors, and its squared residuals in units of the row noise."""
+    gram = plain.first @ adjoint(plain.first)
+    matrix = (plain.second @ adjoint(plain.first)) @ _inverse_gram(gram)
+    back = adjoint(_inverse(matrix))
+    parts, residuals = [], []
+    for by, factor in ((matrix, plain), (back, dual)):
+        residual = by @ factor.first
+        np.subtract(factor.second, residual, out=residual)
+        carried = (np.square(np.abs(by)) @ factor.first_noise[..., None])[..., 0]
+        noise = factor.second_noise + carried
+        parts.append((row_squares(residual) / noise).sum(axis=-1))
+        residuals.append(residual)
+    share = dual.first.shape[-1] / (plain.first.shape[-1] + dual.first.shape[-1])
+    total = np.maximum(parts[0] + parts[1], np.maximum(parts[0] / (1 - share), parts[1] / share))
+    score = np.where(np.isfinite(total), total, np.inf)
+    return BasisChange(matrix, back, (residuals[0], residuals[1])), score
+
+
+def _climbed(whole: Likelihood, enough: float) -> NDArray[Any]:
+    """The best fits from several starts."""
+    starts: tuple[Callable[[Likelihood], NDArray[Any]], ...] = (
+        Likelihood.by_plain,
+        Likelihood.by_dual,
+        Likelihood.by_both,
+        lambda p: p.completed(p.by_plain(), np.arange(len(p.plain.first)), SMALL),
+    )
+    count, r = whole.plain.first.shape[:2]
+    kind = np.result_type(whole.plain.first, whole.plain.second)
+    best = np.broadcast_to(np.eye(r, dtype=kind), (count, r, r)).copy()
+    best_score = np.full(count, np.inf)
     for start in starts:
         # Well-conditioned circuits need no iteration: what already looks like rounding is done.
         open_ = np.flatnonzero(best_score > enough)
         if not open_.size:
             break
-        problem = whole if open_.size == len(plain) else whole.some(open_)
-        for matrix, score in problem.climb(start(problem), enough):
+        problem = whole if open_.size == count else whole.some(open_)
+        for matrix, score in _candidates(problem, start(problem), enough):
             better = score < best_score[open_]
-            last = problem.last
-            if (
-                problem is whole
-                and last is not None
-                and (score <= enough).all()
-                and not _doubtful(matrix, adjoint(last.dual)).any()
-            ):
-                return last  # the usual case: the first start explains all, nothing is singular
             best[open_[better]] = matrix[better]
             best_score[open_[better]] = score[better]
-    best = _completed(best)
-    return BasisChange(best, adjoint(_inverse(best)))
+    return best
 
 
-@dataclass
-class _Problem:
-    """Circuits whose fit is still open."""
-
-    plain: NDArray[Any]
-    plain_moved: NDArray[Any]
-    dual: NDArray[Any]
-    dual_moved: NDArray[Any]
-    noise: NDArray[np.float64]
-    back: NDArray[np.float64]
-    last: BasisChange | None = None
-    """What was scored last."""
-
-    @once
-    def gram(self) -> NDArray[Any]:
-        return np.asarray(self.plain @ adjoint(self.plain))
-
-    @once
-    def gram_moved(self) -> NDArray[Any]:
-        return np.asarray(self.dual_moved @ adjoint(self.dual_moved))
-
-    @once
-    def cross(self) -> NDArray[Any]:
-        return np.asarray(self.plain_moved @ adjoint(self.plain))
-
-    @once
-    def cross_dual(self) -> NDArray[Any]:
-        return np.asarray(self.dual_moved @ adjoint(self.dual))
-
-    def some(self, chosen: NDArray[np.int64]) -> _Problem:
-        """Some of the circuits."""
-        return _Problem(
-            self.plain[chosen],
-            self.plain_moved[chosen],
-            self.dual[chosen],
-            self.dual_moved[chosen],
-            self.noise[chosen],
-            self.back[chosen],
-        )
-
-    def climb(
-        self, matrix: NDArray[Any], enough: float
-    ) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
-        """The start and its improvements, each with its weighted squared residual."""
-        matrix = self.completed(matrix)
-        score = self.score(matrix)
+def _candidates(
+    problem: Likelihood, matrix: NDArray[Any], enough: float
+) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
+    """A start and its improvements, each with its score."""
+    matrix = problem.completed(matrix, np.flatnonzero(_doubtful(matrix)))
+    score = problem.score(matrix)
+    yield matrix, score
+    if (score <= enough).all():
+        return
+    for better in problem.improved(matrix):
+        matrix = problem.completed(better, np.flatnonzero(_doubtful(better)))
+        score = problem.score(matrix)
         yield matrix, score
-        for _ in range(ROUNDS):
-            if (score <= enough).all():
-                return
-            weight = adjoint(matrix) @ (self.back[..., None] * matrix)
-            matrix = self.solve(self.cross, self.cross_dual, weight)
-            for _ in range(REFINEMENTS):
-                left = (self.plain_moved - matrix @ self.plain) @ adjoint(self.plain)
-                right = self.dual_moved @ adjoint(self.dual - adjoint(matrix) @ self.dual_moved)
-                matrix = matrix + self.solve(left, right, weight)
-            matrix = self.completed(matrix)
-            score = self.score(matrix)
-            yield matrix, score
-
-    def completed(self, matrix: NDArray[Any], small: float | None = None) -> NDArray[Any]:
-        """Make a fit invertible on directions ``v`` along which the first plain factor is zero.
-
-        There ``x = M v`` is any solution of ``D'^H x = D^H v``: the least-squares one, and what
-        the second dual factor does not see, if its rank is smaller too. With ``small``, the dual
-        factors also decide where the plain one is that small, in every circuit.
-        """
-        every = small is not None
-        doubtful = np.arange(len(matrix)) if every else np.flatnonzero(_doubtful(matrix))
-        if not doubtful.size:
-            return matrix
-        matrix = matrix.copy()
-        for number in doubtful:
-            left, sizes, _ = np.linalg.svd(self.plain[number])
-            free = left[:, int((sizes > (small or ZERO) * sizes[:1]).sum()) :]
-            if not free.shape[-1]:
-                continue
-            rest = matrix[number] - (matrix[number] @ free) @ adjoint(free)
-            kept = np.linalg.svd(rest, compute_uv=False)
-            kept = kept[kept > 1e-13 * kept[:1]]
-            typical = float(np.sqrt(kept[0] * kept[-1])) if kept.size else 1.0
-            dual = self.dual_moved[number]
-            left, sizes, right = np.linalg.svd(dual)
-            # What rounding alone leaves of a factor without full rank.
-            noise = 3 * float(np.sqrt(dual.shape[-1] * self.back[number].max()))
-            rank = int((sizes > np.maximum(noise, ZERO * sizes[:1])).sum())
-            seen = right[:rank] @ (adjoint(self.dual[number]) @ free)
-            images = left[:, :rank] @ (seen / sizes[:rank, None])
-            unseen = left[:, rank:][:, : free.shape[-1]]
-            images[:, : unseen.shape[-1]] += typical * unseen
-            matrix[number] = rest + images @ adjoint(free)
-        return matrix
-
-    def solve(self, left: NDArray[Any], right: NDArray[Any], weight: NDArray[Any]) -> NDArray[Any]:
-        return _solve(self.gram, self.gram_moved, (left, right), weight, self.noise)
-
-    def score(self, matrix: NDArray[Any]) -> NDArray[np.float64]:
-        """Weighted squared residuals in the moved coordinates."""
-        dual = adjoint(_inverse(matrix))
-        first, second = matrix @ self.plain, dual @ self.dual
-        np.subtract(self.plain_moved, first, out=first)
-        np.subtract(self.dual_moved, second, out=second)
-        self.last = BasisChange(matrix, dual, (first, second))
-        parts = (
-            (row_squares(first) / self.noise).sum(axis=-1),
-            (row_squares(second) / self.back).sum(axis=-1),
-        )
-        total = parts[0] + parts[1]
-        # A start from one factor fits that one too well; the other must look like rounding too.
-        share = self.dual.shape[-1] / (self.plain.shape[-1] + self.dual.shape[-1])
-        total = np.maximum(total, np.maximum(parts[0] / (1 - share), parts[1] / share))
-        return np.asarray(np.where(np.isfinite(total), total, np.inf))
+        if (score <= enough).all():
+            return
 
 
-def _fit_scalar(
-    plain: NDArray[Any],
-    plain_moved: NDArray[Any],
-    dual: NDArray[Any],
-    dual_moved: NDArray[Any],
-    plain_noise: NDArray[np.float64],
-    dual_noise: NDArray[np.float64],
-) -> BasisChange:
+def _fit_scalar(plain: Factor, dual: Factor) -> BasisChange:
     """One factor a pair: ``p' = z p`` and ``d = conj(z) d'``, linear in z."""
-    noise = np.maximum(plain_noise, _smallest(plain_moved))[..., 0]
-    back = np.maximum(dual_noise, _smallest(dual_moved))[..., 0]
-    over = (plain_moved * np.conj(plain)).sum(axis=(-1, -2))
-    under = (np.abs(plain) ** 2).sum(axis=(-1, -2))
-    over_dual = (dual_moved * np.conj(dual)).sum(axis=(-1, -2))
-    under_dual = (np.abs(dual_moved) ** 2).sum(axis=(-1, -2))
+    over = (plain.second * np.conj(plain.first)).sum(axis=(-1, -2))
+    under = row_squares(plain.first)[..., 0]
+    over_dual = (dual.second * np.conj(dual.first)).sum(axis=(-1, -2))
+    under_dual = row_squares(dual.second)[..., 0]
+    noises = [x[..., 0] for f in (plain, dual) for x in (f.first_noise, f.second_noise)]
     with np.errstate(divide="ignore", invalid="ignore"):
-        z = np.where(under > 0, over / under, np.where(under_dual > 0, over_dual / under_dual, 1.0))
+        # From the factor that stands out of its rounding by more.
+        clear = under / noises[0] >= under_dual / noises[3]
+        starts = over / under, over_dual / under_dual
+        z = np.where(clear & (under > 0) | ~(under_dual > 0), starts[0], starts[1])
+        z = np.where((under > 0) | (under_dual > 0), z, 1.0)
         for _ in range(3):
-            size = np.abs(z) ** 2
-            weight = np.where(size > 0, noise / (back * np.where(size > 0, size, 1.0)), 0.0)
+            size = np.square(np.abs(z))
+            weight = (noises[1] + size * noises[0]) / (noises[2] + size * noises[3])
             total = under + weight * under_dual
             z = np.where(total > 0, (over + weight * over_dual) / total, 1.0)
         z = np.where(z == 0, 1.0, z)
@@ -265,11 +194,12 @@ def _fit_scalar(
 
 def weighed_columns(
     values: Sequence[NDArray[Any]], variances: Sequence[NDArray[Any]]
-) -> tuple[list[NDArray[Any]], NDArray[np.float64]]:
+) -> tuple[list[NDArray[Any]], list[NDArray[np.float64]]]:
     """Factors of both models with columns in units of their rounding, and the row noise then.
 
     Columns behind gains of different sizes have rounding of different sizes; a change of basis
-    acts on rows, so columns can be scaled freely.
+    acts on rows, so columns can be scaled freely. Rows of the two models are in different bases
+    and can be of different sizes: what counts is how the rounding of each is shared out.
 
     Parameters
     ----------
@@ -279,30 +209,30 @@ def weighed_columns(
 
     Returns
     -------
-    tuple
-        The factors (the arrays given, where the columns are alike) and the noise ``(batch, r)``.
+    list
+        The factors (the arrays given, where the columns are alike).
+    list
+        Their noise ``(batch, r)``.
     """
-    total = variances[0] + variances[1]
-    rows, length = total.shape[-2:]
-    column = np.ones((1, rows), dtype=total.dtype) @ total / rows
-    column = column.astype(np.float64)
-    if total.dtype == np.float64:
-        size = (np.abs(values[1]) ** 2).mean(axis=-2, keepdims=True)
-        column += (16 * np.finfo(np.float64).eps) ** 2 * size
+    rows, length = variances[0].shape[-2:]
+    column = np.zeros((len(variances[0]), 1, length))
+    for value, variance in zip(values, variances, strict=True):
+        ones = np.ones((1, rows), dtype=variance.dtype)
+        share = (ones @ variance / rows).astype(np.float64)
+        if variance.dtype == np.float64:
+            size = np.square(np.abs(value)).mean(axis=-2, keepdims=True)
+            share += (16 * np.finfo(np.float64).eps) ** 2 * size
+        whole = share.mean(axis=-1, keepdims=True)
+        column += np.where(whole > 0, share / np.where(whole > 0, whole, 1.0), 0.0)
     typical = column.mean(axis=-1, keepdims=True)
     if column.min() > 0 and (typical * (1 / column).mean(axis=-1, keepdims=True)).max() < ALIKE:
-        ones = np.ones(length, dtype=total.dtype)
-        return list(values), (total @ ones).astype(np.float64) / length
+        ones = np.ones(length, dtype=variances[0].dtype)
+        return list(values), [(x @ ones).astype(np.float64) / length for x in variances]
     column = np.maximum(column, 1e-12 * typical)
     unit = np.sqrt(np.where(column > 0, typical / np.where(column > 0, column, 1.0), 1.0))
-    squares = np.square(unit).swapaxes(-1, -2).astype(total.dtype)
-    noise = (total @ squares)[..., 0].astype(np.float64) / length
-    return [value * unit for value in values], noise
-
-
-def row_squares(array: NDArray[Any]) -> NDArray[np.float64]:
-    """Squared norms of the rows (last axis), real or complex."""
-    return np.asarray(np.vecdot(array, array).real)
+    squares = np.square(unit).swapaxes(-1, -2).astype(variances[0].dtype)
+    noises = [(x @ squares)[..., 0].astype(np.float64) / length for x in variances]
+    return [value * unit for value in values], noises
 
 
 def _smallest(moved: NDArray[Any]) -> NDArray[np.float64]:
@@ -317,48 +247,6 @@ def _smallest(moved: NDArray[Any]) -> NDArray[np.float64]:
 
 def _eye(matrix: NDArray[Any]) -> NDArray[Any]:
     return np.broadcast_to(np.eye(matrix.shape[-1]), matrix.shape)
-
-
-def _spectral(matrix: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    values, vectors = np.linalg.eigh(matrix)
-    return np.maximum(values, 0.0), vectors
-
-
-def _root(weight: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Square root of a positive matrix and its pseudo-inverse."""
-    values, vectors = _spectral(weight)
-    root = np.sqrt(values)
-    cut = root.max(axis=-1, keepdims=True) * 1e-12
-    inverse = np.where(root > cut, 1.0 / np.where(root > cut, root, 1.0), 0.0)
-    lead = vectors * root[..., None, :]
-    return lead @ adjoint(vectors), (vectors * inverse[..., None, :]) @ adjoint(vectors)
-
-
-def _solve(
-    gram: NDArray[Any],
-    gram_moved: NDArray[Any],
-    right: NDArray[Any] | tuple[NDArray[Any], NDArray[Any]],
-    weight: NDArray[Any],
-    noise: NDArray[np.float64],
-) -> NDArray[Any]:
-    """Solve ``M gram W + R gram_moved M = left W + R right`` by two eigendecompositions."""
-    root, inverse_root = _root(weight)
-    spread = np.sqrt(noise)
-    a_values, a_vectors = _spectral(spread[..., None] * gram_moved * spread[..., None, :])
-    b_values, b_vectors = _spectral(root @ gram @ root)
-    if isinstance(right, tuple):
-        left, behind = right
-        # R^-1/2 (left W + R behind) W^-1/2
-        target = (left @ root) / spread[..., None] + (spread[..., None] * behind) @ inverse_root
-    else:
-        target = (right / spread[..., None]) @ inverse_root
-    target = adjoint(a_vectors) @ target @ b_vectors
-    total = a_values[..., :, None] + b_values[..., None, :]
-    cut = total.max(axis=(-1, -2), keepdims=True) * 1e-15
-    with np.errstate(divide="ignore", invalid="ignore"):
-        solved = np.where(total > cut, target / total, 0.0)
-    middle = a_vectors @ solved @ adjoint(b_vectors)
-    return np.asarray((spread[..., None] * middle) @ root)
 
 
 def _completed(matrix: NDArray[Any]) -> NDArray[Any]:
@@ -382,20 +270,6 @@ def _smallest_kept(values: NDArray[np.float64], lost: NDArray[np.bool_]) -> NDAr
 def _inverse(matrix: NDArray[Any]) -> NDArray[Any]:
     """Inverse; directions in which a rank-deficient circuit leaves it open go to zero."""
     return _pseudo_inverse(matrix, False)
-
-
-def _carried(
-    first: NDArray[Any], second: NDArray[Any], gram: NDArray[Any], cross: NDArray[Any]
-) -> NDArray[Any]:
-    """Least-squares ``X`` with ``second = X first``, given ``first first^H``, ``second first^H``.
-
-    Gram matrices see half the digits: where these do not do, the factor itself is decomposed.
-    """
-    inverse = _inverse_gram(gram)
-    result = cross @ inverse
-    for number in np.flatnonzero(_doubtful(gram, inverse)):
-        result[number] = second[number] @ np.linalg.pinv(first[number], rcond=ZERO)
-    return np.asarray(result)
 
 
 def _inverse_gram(gram: NDArray[Any]) -> NDArray[Any]:

@@ -23,7 +23,12 @@ from fiberscope.checkpoints.architecture.program import (
     NormKind,
     Observable,
 )
-from fiberscope.checkpoints.equality.folded_parts import FoldedAttention, FoldedMlp, Vectors
+from fiberscope.checkpoints.equality.folded_parts import (
+    FoldedAttention,
+    FoldedMlp,
+    Vectors,
+    average_of,
+)
 from fiberscope.checkpoints.equality.noisy import Noisy
 from fiberscope.checkpoints.equality.once import once
 from fiberscope.checkpoints.equality.rotary_order import (
@@ -230,8 +235,7 @@ class FoldedModel:
         if parts:
             # A row that no input looks up has a freedom of its own and must not count.
             looked_up = [w.view for w in segment.writers if w.tied and w.layer is None]
-            moved = self._tied_constant([self._table(v, shifts, width) for v in looked_up])
-            if moved is not None:
+            for moved in self._tied_constant([self._table(v, shifts, width) for v in looked_up]):
                 for view in parts:
                     _shift(shifts, view, moved.scaled(-1.0))
                 for view in into:
@@ -239,33 +243,31 @@ class FoldedModel:
         for tables in embedding.sums:
             free = [table for table in tables if table.tensor not in tied]
             for table in free[1:]:
-                mean = self._table(table, shifts, width).average()
-                _shift(shifts, table, mean.scaled(-1.0))
-                _shift(shifts, free[0], mean)
+                for mean in average_of([self._table(table, shifts, width)]):
+                    _shift(shifts, table, mean.scaled(-1.0))
+                    _shift(shifts, free[0], mean)
         return shifts
 
-    def _tied_constant(self, rows: list[Rows]) -> Noisy | None:
-        """The common part of a tied table's rows that another table could carry."""
+    def _tied_constant(self, rows: list[Rows]) -> list[Noisy]:
+        """The common part of a tied table's rows that another table could carry, as a sum."""
         point, head = self.wiring.tied_point, self.wiring.head
         if point is None or head is None:
-            return None
+            return []
         width = rows[0].shape[1]
-        total = Noisy.exact(np.zeros(width))
-        for part in rows:
-            total = total + part.average().scaled(part.shape[0])
-        mean = total.scaled(1 / sum(part.shape[0] for part in rows))
+        parts = average_of(rows)
         if self.wiring.observable is Observable.PROBABILITIES:
-            return mean
+            return parts
         if point.norm.kind is not NormKind.LAYER:
-            return None
+            return []
         if head.output_bias is None and point.norm.bias is not None:
-            return None
+            return []
         gain = self._gain(point) or Noisy.exact(np.ones(width))
         if not gain.value.all():
-            return None
+            return []
+        mean = sum(parts[1:], start=parts[0])
         along = mean.dot(gain)
         inverse = Noisy(1.0 / gain.value, gain.variance / gain.value**4)
-        return inverse.times(Noisy(along.value / width, along.variance / width**2))
+        return [inverse.times(Noisy(along.value / width, along.variance / width**2))]
 
     @once
     def kept(self) -> list[Vectors]:

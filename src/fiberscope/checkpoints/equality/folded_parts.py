@@ -18,6 +18,28 @@ def held(part: Noisy | Rows) -> Noisy:
     return part.whole() if isinstance(part, Rows) else part
 
 
+def average_of(tables: list[Rows]) -> list[Noisy]:
+    """Mean over the rows of tables, as a sum.
+
+    In float64 a mean far larger than what the rows differ by would bring in its own rounding, as
+    one error of all of them. There the first row goes before, and what is left is small.
+    """
+    count = sum(table.shape[0] for table in tables)
+    first = Noisy.exact(np.zeros(tables[0].shape[1]))
+    exact = any(table.stored.dtype.itemsize > 4 for table in tables)
+    if exact:
+        first.value[:] = tables[0].part(np.s_[:1]).value[0]
+    rest = Noisy.exact(np.zeros_like(first.value))
+    for table in tables:
+        if not exact:
+            rest = rest + table.average().scaled(table.shape[0] / count)
+            continue
+        for part in table.parts():
+            rest.value += (part.value - first.value).sum(axis=0) / count
+            rest.variance += part.variance.sum(axis=0) / count**2
+    return [first, rest] if exact else [rest]
+
+
 @dataclass
 class FoldedAttention:
     """Heads in neutral form.

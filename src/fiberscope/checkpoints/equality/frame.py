@@ -21,17 +21,14 @@ from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.noisy import Array, Noisy, along_axis
 from fiberscope.checkpoints.equality.once import once
+from fiberscope.checkpoints.equality.rotations import Block, Pairs, Rotation, Tables
 from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.ledger import Ledger
 from fiberscope.checkpoints.ledger.rules.discrete import COORDINATE_PERMUTATION, COORDINATE_SIGNS
 from fiberscope.checkpoints.ledger.rules.stream import ROTATION
 from fiberscope.checkpoints.ledger.wiring import Wiring
-from fiberscope.symmetry import ones_complement
 
-EPSILON = float(np.finfo(np.float64).eps)
-Pairs = Sequence[tuple[Vectors, Vectors]]
-"""Tables whose rows correspond."""
 FEW_ROWS, ROWS = 1024, 4096
 """Rows of the tables that the search for a permutation looks at, and where it finds none."""
 
@@ -64,6 +61,10 @@ class Frame:
     spread
         For fitted rotations, a root of the covariance that the tables' rounding leaves in every
         row of the matrix, shape ``(d, d)``; it is passed on to whatever is carried.
+    reading, turns
+        Instead, where some directions are known far less well than others: an orthogonal matrix
+        that both models are looked at through, and the variance of the turn that the fit may be
+        off by between any two of its rows.
     """
 
     matrix: Array
@@ -72,10 +73,25 @@ class Frame:
     blocks: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...] = ()
     undetermined: int = 0
     spread: Array | None = None
+    reading: Array | None = None
+    turns: Array | None = None
+
+    @once
+    def arrival(self) -> Frame | None:
+        """What carries the second model to where both are looked at, unless they are there."""
+        return None if self.reading is None else Frame(self.reading, True, self.how)
+
+    @once
+    def _applied(self) -> Array:
+        return self.matrix if self.reading is None else np.asarray(self.reading @ self.matrix)
 
     @once
     def _squares(self) -> tuple[NDArray[np.float32], float]:
-        return _in_units(np.square(self.matrix))
+        return _in_units(np.square(self._applied))
+
+    @once
+    def _turned(self) -> tuple[NDArray[np.float32], float] | None:
+        return None if self.turns is None else _in_units(self.turns)
 
     @once
     def _passed(self) -> tuple[NDArray[np.float32], float] | None:
@@ -94,9 +110,10 @@ class Frame:
     def carry(self, array: Rows, axis: int = -1) -> Noisy | Rows: ...
 
     def carry(self, array: Noisy | Rows, axis: int = -1) -> Noisy | Rows:
-        """An array of the first model with its stream axis in the second's frame.
+        """An array of the first model with its stream axis where both are looked at.
 
-        Coordinates of rows that are not in memory yet are renamed when they are read.
+        That is the second's frame, unless there is a :attr:`reading`. Coordinates of rows that are
+        not in memory yet are renamed when they are read.
         """
         if isinstance(array, Rows):
             if not self.rotated:
@@ -108,12 +125,14 @@ class Frame:
             array = array.held()
         if self.rotated:
             moved = Noisy(
-                along_axis(self.matrix, array.value, axis),
+                along_axis(self._applied, array.value, axis),
                 _roughly(self._squares, array.variance, axis),
             )
             if self._passed is not None:
                 passed = _roughly(self._passed, array.value, axis)
                 moved.variance += np.square(passed).sum(axis=axis, keepdims=True)
+            if self._turned is not None:
+                moved.variance += _roughly(self._turned, np.square(moved.value), axis)
             return moved
         order, sign = self.renaming
         shape = [1] * len(array.shape)
@@ -245,43 +264,24 @@ def _renamed(pairs: Pairs, signed: bool, rows: int) -> Iterator[Array]:
 
 def _rotation(pairs: Pairs, width: int, centred: bool) -> Frame:
     """Orthogonal Procrustes; behind LayerNorms the ones vector stays."""
-    cross, information = _moments(pairs, width)
-    basis = ones_complement(width) if centred else np.eye(width)
-    left, values, right = np.linalg.svd(basis.T @ cross @ basis)
-    inner = left @ right
-    matrix = basis @ inner @ basis.T
-    if centred:
-        matrix = matrix + 1.0 / width
-    # Below rounding of the products the polar factor is arbitrary.
-    cut = (values[0] if len(values) else 0.0) * width * 1e-14
-    open_ = int((values <= cut).sum())
-    return Frame(matrix, True, "a rotation", undetermined=open_, spread=_spread(information))
+    whole = np.arange(width)
+    fitted = Tables(pairs, width).fitted([(whole, whole)], centred=centred)
+    return _turning(fitted, "a rotation")
 
 
-def _moments(pairs: Pairs, width: int) -> tuple[Array, Array]:
-    """Sums of ``b^T a`` and ``a^T a`` over rows, weighted by their rounding."""
-    cross, information = np.zeros((width, width)), np.zeros((width, width))
-    for a, b in _parts(pairs):
-        noise = (a.variance + b.variance).mean(axis=-1, keepdims=True)
-        floor = np.square(b.value).mean(axis=-1, keepdims=True) * EPSILON**2
-        weight = 1.0 / np.maximum(noise, np.maximum(floor, np.finfo(float).tiny))
-        cross += (b.value * weight).T @ a.value
-        information += (a.value * weight).T @ a.value
-    return cross, information
-
-
-def _parts(pairs: Pairs) -> Iterator[tuple[Noisy, Noisy]]:
-    """All corresponding rows, a few at a time."""
-    for a, b in pairs:
-        yield from zip(a.parts(), b.parts(), strict=True)
-
-
-def _spread(information: Array) -> Array:
-    """Root of half the inverse information: half, because a rotation's error is antisymmetric."""
-    values, vectors = np.linalg.eigh(information)
-    cut = values[-1] * len(values) * 1e-14
-    inverse = np.where(values > cut, 0.5 / np.where(values > cut, values, 1.0), 0.0)
-    return np.asarray(vectors * np.sqrt(inverse))
+def _turning(fitted: Rotation, how: str, blocks: tuple[Block, ...] = ()) -> Frame:
+    """The frame of a fitted rotation; where some directions are faint, these are looked at."""
+    even = fitted.is_even
+    return Frame(
+        fitted.matrix,
+        True,
+        how,
+        blocks,
+        0 if blocks else fitted.undetermined,
+        spread=fitted.spread if even else None,
+        reading=None if even else fitted.directions.T,
+        turns=None if even else fitted.turns,
+    )
 
 
 def _blocks(first: FoldedModel, second: FoldedModel, pairs: Pairs, signed: bool) -> Iterator[Frame]:
@@ -302,28 +302,20 @@ def _blocks(first: FoldedModel, second: FoldedModel, pairs: Pairs, signed: bool)
             found.append(blocks)
     if not found:
         return
-    whole = np.zeros((gains[0].shape[1],) * 2)
-    for a, b in _parts(pairs):
-        whole += b.value.T @ a.value
-    spread = _spread(_moments(pairs, gains[0].shape[1])[1])
+    tables = Tables(pairs, gains[0].shape[1])
     for blocks in found:
         for sign in (1.0,) if signed else (1.0, -1.0):
-            matrix = np.zeros((gains[0].shape[1],) * 2)
-            for rows, columns in blocks:
-                cross = whole[np.ix_(rows, columns)]
-                matrix[np.ix_(rows, columns)] = _block_map(cross * sign, centred)
             mixed = sum(len(columns) > 1 for _, columns in blocks)
             how = f"rotations inside {mixed} blocks of equal gains"
-            yield Frame(sign * matrix, True, how, tuple(blocks), spread=spread)
+            fitted = tables.fitted(blocks, centred=centred, sign=sign)
+            yield _turning(fitted, how, tuple(blocks))
 
 
 def _kept_gains(kept: Sequence[Vectors]) -> Array:
     return np.concatenate([v.array.value for v in kept if v.kind == "gain"])
 
 
-def _equal_blocks(
-    gains: tuple[Array, Array], own: int
-) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]] | None:
+def _equal_blocks(gains: tuple[Array, Array], own: int) -> list[Block] | None:
     """Blocks (rows of the second, columns of the first) of equal gains in model ``own``."""
     order = [np.lexsort(g[::-1]) for g in gains]
     arranged = gains[own][:, order[own]]
@@ -331,16 +323,3 @@ def _equal_blocks(
         return None
     cuts = np.flatnonzero((np.diff(arranged, axis=1) != 0).any(axis=0)) + 1
     return list(zip(np.split(order[1], cuts), np.split(order[0], cuts), strict=True))
-
-
-def _block_map(cross: Array, centred: bool) -> Array:
-    """Polar factor of one block; behind a LayerNorm it keeps the block's ones vector."""
-    size = len(cross)
-    if size == 1:
-        return np.ones((1, 1)) if centred else np.where(cross < 0, -1.0, 1.0)
-    if not centred:
-        left, _, right = np.linalg.svd(cross)
-        return np.asarray(left @ right)
-    basis = ones_complement(size)
-    left, _, right = np.linalg.svd(basis.T @ cross @ basis)
-    return np.asarray(basis @ left @ right @ basis.T + 1.0 / size)

@@ -266,7 +266,8 @@ def _fit(
         if scales.gated or scales.power == 1:
             rows, up_noise = _weighed(up)
             columns, down_noise = _weighed(down)
-            change = fit_basis(rows[0], rows[1], columns[0], columns[1], up_noise, down_noise)
+            noises = up_noise[1], down_noise[1], up_noise[0], down_noise[0]
+            change = fit_basis(rows[0], rows[1], columns[0], columns[1], *noises)
             up_scale = change.matrix[:, 0, 0].real
         else:
             up_scale = _ratio(up[0].value, up[1].value)
@@ -291,12 +292,12 @@ def _fit(
     return up_scale, gate_scale, parts
 
 
-def _weighed(pair: list[Noisy]) -> tuple[list[Array], Array]:
-    """Vectors ``(f, 1, n)`` with columns in units of their rounding, and the noise ``(f, 1)``."""
+def _weighed(pair: list[Noisy]) -> tuple[list[Array], list[Array]]:
+    """Vectors ``(f, 1, n)`` with columns in units of their rounding, and their noise ``(f, 1)``."""
     values = [noisy.value[None] for noisy in pair]
     variances = [np.asarray(noisy.variance)[None] for noisy in pair]
-    scaled, noise = weighed_columns(values, variances)
-    return [value[0][:, None] for value in scaled], noise[0][:, None]
+    scaled, noises = weighed_columns(values, variances)
+    return [value[0][:, None] for value in scaled], [noise[0][:, None] for noise in noises]
 
 
 def _ratio(first: Array, second: Array) -> Array:

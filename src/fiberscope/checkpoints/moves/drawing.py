@@ -14,6 +14,7 @@ from fiberscope.symmetry import (
     Element,
     GeneralLinear,
     OrthogonalCommutant,
+    RotaryCommutant,
     SignFlip,
     Symmetry,
     Translation,
@@ -53,7 +54,8 @@ def draw_element(symmetry: Symmetry, rng: np.random.Generator, condition: float 
         if logs.ndim == 1:
             return (left * np.exp(_spread(logs, condition, rng))) @ right
         spread = np.stack([_spread(copy, condition, rng) for copy in logs])
-        return (left * np.exp(spread)[:, None, :]) @ right
+        drawn = (left * np.exp(spread)[:, None, :]) @ right
+        return symmetry.nearest(drawn) if isinstance(symmetry, RotaryCommutant) else drawn
     return element
 
 
