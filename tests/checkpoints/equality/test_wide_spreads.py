@@ -30,9 +30,15 @@ LLAMA = toys.llama(num_hidden_layers=2, num_attention_heads=4, num_key_value_hea
 BERT = toys.bert(cls="BertForMaskedLM", hidden_size=8, vocab_size=30)
 
 
-def far_moved(model: Architecture, parameters: Parameters, seed: int, condition: float) -> Any:
-    """A copy whose every move has this condition number."""
-    catalogue = Catalogue(model, model.default_observable)
+def far_moved(
+    model: Architecture,
+    parameters: Parameters,
+    seed: int,
+    condition: float,
+    observable: Observable | None = None,
+) -> Any:
+    """A copy whose every move has this condition number, and whose shifts are as large as it."""
+    catalogue = Catalogue(model, observable or model.default_observable)
     move = RandomMove(catalogue, seed, condition=condition)
     return {k: np.array(v) for k, v in move.tensors(lambda name: parameters[name].copy())}
 
@@ -313,3 +319,48 @@ def test_a_constant_that_dwarfs_the_rows_of_a_tied_table(config: dict[str, Any])
         copy = moved(model, changed, 10 * seed + 2, Observable.PROBABILITIES)
         found = compared(model, one, copy, "probabilities")
         assert found.outcome is Outcome.DIFFERENT, found.reason
+
+
+WIDE_OPT = toys.opt(vocab_size=30, hidden_size=6, word_embed_proj_dim=6)
+
+
+def with_huge_biases(config: dict[str, Any]) -> tuple[Architecture, Parameters]:
+    model = laid_out(config)
+    source = drawn(model, 0)
+    for name in source:
+        if name.endswith("bias"):
+            source[name] = 1e14 * source[name]
+    return model, source
+
+
+def test_outputs_that_float64_itself_blurs() -> None:
+    """A witness cannot keep them better than the rounding of the numbers that it moves."""
+    model, source = with_huge_biases(WIDE_OPT)
+    seen = 0
+    for seed in range(8):
+        copy = far_moved(model, source, seed, 10.0, Observable.PROBABILITIES)
+        found = compared(model, source, copy, "probabilities")
+        assert found.outcome is not Outcome.DIFFERENT, found.reason
+        assert "not trusted" not in found.reason
+        seen += found.outcome is Outcome.SAME
+    assert seen
+
+
+def test_gains_that_differ_only_in_order_may_be_the_fault_of_the_frame() -> None:
+    """Shifts as large as 1e14 drown a table in float32, and with it the order of coordinates."""
+    model, source = with_huge_biases(WIDE_OPT)
+    for seed in range(4):
+        copy = far_moved(model, source, seed, 10.0, Observable.PROBABILITIES)
+        found = compared(model, stored(source, "float32"), stored(copy, "float32"), "probabilities")
+        assert found.outcome is not Outcome.DIFFERENT, found.reason
+
+
+def test_gains_that_differ_in_every_order_are_different() -> None:
+    model = laid_out(toys.opt(vocab_size=30))
+    source = drawn(model, 0)
+    source["model.decoder.embed_tokens.weight"][:, 0] = 0.0
+    changed = dict(source)
+    name = "model.decoder.final_layer_norm.weight"
+    changed[name] = changed[name] * np.where(np.arange(len(changed[name])) == 1, 1 + 1e-3, 1.0)
+    found = compared(model, stored(source, "float32"), stored(changed, "float32"))
+    assert found.outcome is Outcome.DIFFERENT, found.reason
