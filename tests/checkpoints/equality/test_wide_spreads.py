@@ -30,9 +30,15 @@ LLAMA = toys.llama(num_hidden_layers=2, num_attention_heads=4, num_key_value_hea
 BERT = toys.bert(cls="BertForMaskedLM", hidden_size=8, vocab_size=30)
 
 
-def far_moved(model: Architecture, parameters: Parameters, seed: int, condition: float) -> Any:
-    """A copy whose every move has this condition number."""
-    catalogue = Catalogue(model, model.default_observable)
+def far_moved(
+    model: Architecture,
+    parameters: Parameters,
+    seed: int,
+    condition: float,
+    observable: Observable | None = None,
+) -> Any:
+    """A copy whose every move has this condition number, and whose shifts are as large as it."""
+    catalogue = Catalogue(model, observable or model.default_observable)
     move = RandomMove(catalogue, seed, condition=condition)
     return {k: np.array(v) for k, v in move.tensors(lambda name: parameters[name].copy())}
 
@@ -305,7 +311,7 @@ def test_a_constant_that_dwarfs_the_rows_of_a_tied_table(config: dict[str, Any])
         assert found.outcome is Outcome.SAME, found.reason
     # Ten tolerances of eight roundings of numbers of the size of the shift.
     shift = max(float(np.abs(view.read(p)).max()) for p in (one, other))
-    changed = dict(source)
+    changed = {name: value.copy() for name, value in source.items()}
     array = np.array(view.read(changed))
     array[3, 1] += 10 * 8 * EPSILON * shift
     view.write(changed, array)
@@ -313,3 +319,98 @@ def test_a_constant_that_dwarfs_the_rows_of_a_tied_table(config: dict[str, Any])
         copy = moved(model, changed, 10 * seed + 2, Observable.PROBABILITIES)
         found = compared(model, one, copy, "probabilities")
         assert found.outcome is Outcome.DIFFERENT, found.reason
+
+
+WIDE_OPT = toys.opt(vocab_size=30, hidden_size=6, word_embed_proj_dim=6)
+
+
+def with_huge_biases(config: dict[str, Any]) -> tuple[Architecture, Parameters]:
+    model = laid_out(config)
+    source = drawn(model, 0)
+    for name in source:
+        if name.endswith("bias"):
+            source[name] = 1e14 * source[name]
+    return model, source
+
+
+def test_outputs_that_float64_itself_blurs() -> None:
+    """A witness cannot keep them better than the rounding of the numbers that it moves."""
+    model, source = with_huge_biases(WIDE_OPT)
+    seen = 0
+    for seed in range(8):
+        copy = far_moved(model, source, seed, 10.0, Observable.PROBABILITIES)
+        found = compared(model, source, copy, "probabilities")
+        assert found.outcome is not Outcome.DIFFERENT, found.reason
+        assert "not trusted" not in found.reason
+        seen += found.outcome is Outcome.SAME
+    assert seen
+
+
+def test_gains_that_differ_only_in_order_may_be_the_fault_of_the_frame() -> None:
+    """Shifts as large as 1e14 drown a table in float32, and with it the order of coordinates."""
+    model, source = with_huge_biases(WIDE_OPT)
+    for seed in range(4):
+        copy = far_moved(model, source, seed, 10.0, Observable.PROBABILITIES)
+        found = compared(model, stored(source, "float32"), stored(copy, "float32"), "probabilities")
+        assert found.outcome is not Outcome.DIFFERENT, found.reason
+
+
+def test_gains_that_differ_in_every_order_are_different() -> None:
+    model = laid_out(toys.opt(vocab_size=30))
+    source = drawn(model, 0)
+    source["model.decoder.embed_tokens.weight"][:, 0] = 0.0
+    changed = dict(source)
+    name = "model.decoder.final_layer_norm.weight"
+    changed[name] = changed[name] * np.where(np.arange(len(changed[name])) == 1, 1 + 1e-3, 1.0)
+    found = compared(model, stored(source, "float32"), stored(changed, "float32"))
+    assert found.outcome is Outcome.DIFFERENT, found.reason
+
+
+POST_NORM = [
+    toys.distilbert(activation="relu", hidden_dim=5),
+    toys.bert("roberta", "RobertaModel", hidden_act="relu", max_position_embeddings=8),
+]
+
+
+def with_spread_entries(
+    config: dict[str, Any], seed: int, powers: float = 3.0
+) -> tuple[Architecture, Parameters]:
+    """Every number has a size of its own, over six powers of ten or fewer."""
+    model = laid_out(config)
+    rng = np.random.default_rng(seed)
+    source = drawn(model, seed)
+    for name, array in source.items():
+        source[name] = array * 10.0 ** rng.uniform(-powers, powers, array.shape)
+    return model, {n: x.astype(np.float64) for n, x in stored(source, "float32").items()}
+
+
+@pytest.mark.parametrize("config", POST_NORM)
+def test_neurons_whose_numbers_differ_in_size(config: dict[str, Any]) -> None:
+    """Each neuron's columns are weighed by its own rounding."""
+    for seed in range(30):
+        model, source = with_spread_entries(config, seed)
+        one, other = (stored(far_moved(model, source, seed + k, 10.0), "float32") for k in (0, 50))
+        found = compared(model, one, other)
+        assert found.outcome is Outcome.SAME, (seed, found.reason)
+
+
+@pytest.mark.parametrize("config", POST_NORM)
+def test_a_change_among_numbers_of_different_sizes(config: dict[str, Any]) -> None:
+    for seed in range(6):
+        model, source = with_spread_entries(config, seed, 1.0)
+        wiring = wire(model, model.default_observable)
+        mlp = wiring.mlps[0]
+        gain = wiring.point_reading(mlp.up).norm.gain
+        assert gain is not None
+        array = np.array(mlp.up.read(source))
+        seen = np.abs(array[1] * gain.read(source))
+        # Ten tolerances of eight roundings, of the largest number of a row with its constant,
+        # which can be ten times as large.
+        array[1, seen.argmax()] *= 1 + 10 * 8 * 10 * 2.0**-23
+        changed = {name: value.copy() for name, value in source.items()}
+        mlp.up.write(changed, array)
+        one = stored(far_moved(model, source, seed, 10.0), "float32")
+        other = stored(far_moved(model, changed, seed + 50, 10.0), "float32")
+        found = compared(model, one, other)
+        assert found.outcome is Outcome.DIFFERENT, (seed, found.reason)
+        assert found.first_difference == "layer 0 MLP neurons"

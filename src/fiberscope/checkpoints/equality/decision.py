@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fiberscope.checkpoints.equality.alignment import Alignment, Progress, align
 from fiberscope.checkpoints.equality.circuits import VACUOUS
 from fiberscope.checkpoints.equality.folded import FoldedModel
+from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.frame import Frame, Freedom, freedom
 from fiberscope.checkpoints.equality.open_coordinates import open_coordinates, open_directions
+from fiberscope.checkpoints.equality.statistic import SAME_MAX, allowance
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger import Ledger, ledger
 from fiberscope.verdict import Outcome
@@ -26,12 +30,27 @@ def decided(
     found = align(*folded, acting, progress, threads)
     tables = {part.label for part in (*folded[1].tables, *folded[1].kept)}
     outcome, reason, name = _decide(found, tables)
-    if outcome is Outcome.DIFFERENT and name not in tables and _renames(found.frame, acting):
+    kept = zip(folded[0].kept, folded[1].kept, strict=True)
+    orderly = {b.label for a, b in kept if _agree_in_some_order(a, b)}
+    by_frame = name not in tables or name in orderly
+    if outcome is Outcome.DIFFERENT and by_frame and _renames(found.frame, acting):
         # Tables that differ do so under every renaming; what comes later may be its fault.
         open_ = _open(folded, found.frame)
         if open_:
             return found, Outcome.UNDECIDED, _undetermined(open_, found.frame), ""
     return found, outcome, reason, name
+
+
+def _agree_in_some_order(a: Vectors, b: Vectors) -> bool:
+    """Whether a renaming with signs may carry one kept vector to the other."""
+    values, spreads = [], []
+    for array in (a.array, b.array):
+        order = np.abs(array.value).argsort(axis=-1)
+        values.append(np.take_along_axis(np.abs(array.value), order, -1))
+        spreads.append(np.take_along_axis(array.variance, order, -1))
+    floor = np.square(allowance(1.0)) * np.square(values[1]).mean()
+    apart = np.square(values[0] - values[1])
+    return bool((apart <= SAME_MAX**2 * (spreads[0] + spreads[1] + floor)).all())
 
 
 def _open(models: tuple[FoldedModel, FoldedModel], frame: Frame) -> int:

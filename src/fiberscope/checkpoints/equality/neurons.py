@@ -242,9 +242,18 @@ def _fit_in_parts(
 
 
 def _fit(
-    a: FoldedMlp, b: FoldedMlp, scales: Scales, rotated: bool, label: str
+    a: FoldedMlp,
+    b: FoldedMlp,
+    scales: Scales,
+    rotated: bool,
+    label: str,
+    *,
+    each: bool = False,
 ) -> tuple[Array, Array, list[Statistic]]:
-    """Factors of matched neurons, and the residuals of their vectors."""
+    """Factors of matched neurons, and the residuals of their vectors.
+
+    Columns are weighed alike for all neurons, or for ``each`` by itself where that does not do.
+    """
     up = [with_constant(f.up, f.up_constant) for f in (a, b)]
     down = [held(a.down), held(b.down)]
     number, width = up[1].shape
@@ -264,8 +273,8 @@ def _fit(
     if scales.gated or scales.homogeneous:
         leverage += 2.0 / width
         if scales.gated or scales.power == 1:
-            rows, up_noise = _weighed(up)
-            columns, down_noise = _weighed(down)
+            rows, up_noise = _weighed(up, each)
+            columns, down_noise = _weighed(down, each)
             noises = up_noise[1], down_noise[1], up_noise[0], down_noise[0]
             change = fit_basis(rows[0], rows[1], columns[0], columns[1], *noises)
             up_scale = change.matrix[:, 0, 0].real
@@ -289,11 +298,21 @@ def _fit(
         weighed,
         statistic(label, down[1], down[0], rotated=rotated, leverage=leverage),
     ]
+    fitted = scales.gated or (scales.homogeneous and scales.power == 1)
+    if fitted and not each and not all(part.is_same for part in parts):
+        again = _fit(a, b, scales, rotated, label, each=True)
+        if max(part.rms for part in again[2]) < max(part.rms for part in parts):
+            return again
     return up_scale, gate_scale, parts
 
 
-def _weighed(pair: list[Noisy]) -> tuple[list[Array], list[Array]]:
+def _weighed(pair: list[Noisy], each: bool) -> tuple[list[Array], list[Array]]:
     """Vectors ``(f, 1, n)`` with columns in units of their rounding, and their noise ``(f, 1)``."""
+    if each:
+        # The algebra of the comparison rounds relative to a row, whatever a single number is.
+        floor = (16 * np.finfo(np.float64).eps) ** 2 / pair[0].shape[-1]
+        spread = [x.variance + floor * x.size[:, None] for x in pair]
+        return weighed_columns([x.value[:, None] for x in pair], [x[:, None] for x in spread])
     values = [noisy.value[None] for noisy in pair]
     variances = [np.asarray(noisy.variance)[None] for noisy in pair]
     scaled, noises = weighed_columns(values, variances)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.equality.alignment import Alignment
+from fiberscope.checkpoints.equality.circuits import VACUOUS
 from fiberscope.checkpoints.equality.decision import decided
 from fiberscope.checkpoints.equality.noisy import Noisy, rounding_variance
 from fiberscope.checkpoints.equality.statistic import statistic
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.equality.witness import witness_of
-from fiberscope.checkpoints.forward import deviation, output_width, outputs, probe_inputs
+from fiberscope.checkpoints.forward import Probe, deviation, output_width, outputs, probe_inputs
 from fiberscope.checkpoints.moves.witness import Witness
 from fiberscope.errors import InputError
+from fiberscope.parameters import View
 from fiberscope.verdict import Outcome
 
 DRAWS = 4
 """Draws of the storage rounding with which a witness's arrival is judged."""
+ROUNDINGS = 32.0
+"""Roundings of float64 that the steps of a witness may bring into each number."""
 
 
 def checked_witness(
@@ -84,6 +89,10 @@ def check(
     change = kept.largest / max(kept.scale, size) if kept.largest else 0.0
     allowed = max(1e-10 * kept.scale, 1e-13 * size) * max(1.0, condition)
     if not kept.largest <= allowed:
+        # Huge numbers that cancel: the outputs are not known better than float64 holds these.
+        blurred = (_blurred(first, x, probe, y) for x, y in ((a, before), (moved, after)))
+        allowed = min(ROUNDINGS * max(blurred), VACUOUS * kept.scale)
+    if not kept.largest <= allowed:
         return (
             "the witness, re-applied, changes the outputs of the first model by "
             f"{change:.1e} of their size, so it is not trusted",
@@ -100,6 +109,27 @@ def check(
     else:
         remark += " and arrives at every stored number of the second within rounding"
     return "", (remark,)
+
+
+def _read(values: Mapping[str, NDArray[Any]], view: View) -> NDArray[Any]:
+    return view.read(values)
+
+
+def _blurred(
+    model: StoredModel, values: Mapping[str, NDArray[Any]], probe: Probe, exact: NDArray[Any]
+) -> float:
+    """How far the rounding of all numbers in float64 moves the outputs."""
+    rng = np.random.default_rng(2)
+    observable, found = model.wiring.observable, 0.0
+    for _ in range(DRAWS):
+        other = {
+            name: value * (1 + 2.0**-53 * rng.uniform(-1, 1, value.shape))
+            for name, value in values.items()
+        }
+        again = outputs(model.architecture, partial(_read, other), probe, observable)
+        width = output_width(model.architecture, probe, observable)
+        found = max(found, deviation(again, exact, width).largest)
+    return found
 
 
 def _missed(
