@@ -288,12 +288,15 @@ import signal
 from fiberscope.checkpoints.opening import open_model
 from fiberscope.checkpoints.writing import write_checkpoint
 source, target, mode = sys.argv[1:]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
 model = open_model(source)
 def tensors():
     for number, (name, stored) in enumerate(model.matching.stored.items()):
         if mode == "wait" and number == 3:
             print("ready", flush=True)
-            time.sleep(60)
+            sys.stdin.read()  # closed once the signal is sent
+            for _ in range(600):  # where another thread took the signal, it is seen between these
+                time.sleep(0.1)
         yield name, model.source.read_float64(stored)
 if mode == "full":
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -348,15 +351,17 @@ def test_signals(model: OpenModel, tmp_path: Path, number: int) -> None:
     before = tree(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, tmp_path / "in", tmp_path / "out", "wait"],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     ) as child:
-        assert child.stdout is not None
+        assert child.stdin is not None and child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         assert len(list(tmp_path.iterdir())) == 2
         child.send_signal(number)
-        child.wait(timeout=30)
+        child.stdin.close()
+        child.wait(timeout=300)  # a signal without effect lets it end by itself before
     assert child.returncode != 0
     assert tree(tmp_path) == before
     nothing_but(tmp_path, "in")
