@@ -74,7 +74,8 @@ STEEPNESS = ((1e-13, 64.0), (1e-6, 8.0), (np.inf, 2.0))
 """Relative noise, and times the length at which scores saturate, for the circle."""
 LEAST_BITS = 4.0
 """An answer of fewer bits is none."""
-_SAFETY_BITS = 3.0
+SAFETY_BITS = 3.0
+"""Bits that are stated fewer than the estimated errors leave."""
 _ALLOWANCE = 16.0
 
 
@@ -398,4 +399,4 @@ def _bits(error: float, norm: float, noise: NoiseLevel) -> float:
     if norm == 0:
         norm = 1.0
     relative = max(float(error) / norm, noise.unit)
-    return float(-np.log2(relative) - _SAFETY_BITS) if np.isfinite(relative) else 0.0
+    return float(-np.log2(relative) - SAFETY_BITS) if np.isfinite(relative) else 0.0

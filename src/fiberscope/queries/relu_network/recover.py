@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fiberscope.errors import InputError
 from fiberscope.queries.heads import AttentionHeads
-from fiberscope.queries.many_heads.floats import recover_heads_in_floats
+from fiberscope.queries.many_heads.floats import SAFETY_BITS, recover_heads_in_floats
 from fiberscope.queries.many_heads.refusal import Reason, RecoveryRefusedError
 from fiberscope.queries.noise import NoiseLevel
 from fiberscope.queries.relu_network.hidden_heads import HiddenHead
@@ -50,6 +50,9 @@ COARSE = 2.0**-40
 """Unit roundoff above which an oracle is coarse."""
 _MARGIN = 2.0**17
 _ROUNDING = 2.0**8
+_SPARE = 2.0**-2
+"""Share of what the final check allows at which no further line is asked: it looks at ten times as
+many sequences, at hinges above all, and its largest deviation is another one."""
 _EXPLAINED = 2.0**5
 """Times the measured errors of answers that deviations may reach where little is left of them."""
 _WEAK = 1e-4
@@ -91,7 +94,7 @@ def recover_attention_with_relu(
     # Rounding scales with both parts, of which the odd one may be the smaller.
     level = NoiseLevel(8 * noise.unit, 2 * noise.absolute, noise.repeatable, noise.sources)
     odd = cast("QuerySession", OddPart(session))
-    limit, readout = heads or heads_at_most, noise
+    limit, readout, bound = heads or heads_at_most, noise, noise
     if _is_even(session, noise, rng):
         d = session.width
         seen = AttentionHeads(np.zeros((0, d, d)), np.zeros((0, d)))
@@ -101,11 +104,14 @@ def recover_attention_with_relu(
         )
         seen = estimate.heads
         if noise.unit > COARSE:
-            # Averages are as good as the scores, whose errors stand out only here.
-            error = 2.0 ** -min(estimate.precision.W, default=53.0)
-            readout = replace(noise, unit=max(noise.unit, error))
+            # Averages are as good as the scores, whose errors stand out only here. Stated bits
+            # bound them: what answers show beyond that is another head. Tolerances of the readout
+            # have factors of their own and start from the error itself.
+            stated = 2.0 ** -min(estimate.precision.W, default=53.0)
+            bound = replace(noise, unit=max(noise.unit, stated))
+            readout = replace(noise, unit=max(noise.unit, stated / 2.0**SAFETY_BITS))
     try:
-        found = _with_hidden(session, seen, limit, readout, rng)
+        found = _with_hidden(session, seen, limit, readout, bound, rng)
     except RecoveryRefusedError as error:
         if error.kind is not Reason.HIDDEN_HEADS or not seen.count:
             raise
@@ -129,13 +135,17 @@ def _with_hidden(
     heads: AttentionHeads,
     limit: int | None,
     noise: NoiseLevel,
+    bound: NoiseLevel,
     rng: np.random.Generator,
 ) -> _Found:
-    """The heads of the odd part, and one that it does not show if answers need it."""
+    """The heads of the odd part, and one that it does not show if answers need it.
+
+    ``noise`` is what the readout starts from, ``bound`` what known heads may leave at most.
+    """
     _fewer_than_width(heads.count, session.width)
     notes: tuple[str, ...] = ()
     if session.width > 1 and not _vanishes(session, noise, rng):
-        search = HiddenHead(session, heads.W, noise, _token_size(session, heads, rng), rng)
+        search = HiddenHead(session, heads.W, bound, _token_size(session, heads, rng), rng)
         if search.needed():
             if limit is not None and heads.count >= limit:
                 raise RecoveryRefusedError(
@@ -221,6 +231,7 @@ class _Readout:
 
     def run(self) -> ReluRecovery:
         gathered: list[Kink] = []
+        best: list[Kink] = []
         neurons, worst = 8, np.inf
         if self.heads.count == 0:  # only the zero function is left
             return self.answer([], neurons)
@@ -237,15 +248,16 @@ class _Readout:
             neurons = max(neurons, len(kinks))
             if number == 0 and not kinks:
                 continue
-            worst = min(worst, self.compared(kinks).worst)
-            if worst < min(_MARGIN * self.noise.unit, 2.0**-self.least):
-                return self.answer(kinks, neurons)
-        kinks = self.weighed(merged(gathered), Purpose.RETRIES)
+            left = self.compared(kinks).worst
+            if left < worst:
+                worst, best = left, kinks
+            if worst < min(_MARGIN * self.noise.unit, _SPARE * 2.0**-self.least):
+                break
         if bits(worst) >= self.least:
-            return self.answer(kinks, neurons)
+            return self.answer(best, neurons)
         raise RecoveryRefusedError(
             Reason.NO_NEURONS,
-            f"{len(kinks)} kinks of {self.lines} lines leave a relative deviation of {worst:.1g}.",
+            f"{len(best)} kinks of {self.lines} lines leave a relative deviation of {worst:.1g}.",
         )
 
     def weighed(self, kinks: list[Kink], purpose: Purpose) -> list[Kink]:
