@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from fiberscope.checkpoints.equality.mixed_heads import (
     MixedHeads,
     added_up,
     compare_wholes,
-    has_equal_groups,
     speaking,
 )
 from fiberscope.checkpoints.equality.noisy import Array, Noisy
@@ -37,6 +37,7 @@ from fiberscope.checkpoints.equality.statistic import (
     statistic,
     together,
 )
+from fiberscope.checkpoints.equality.summed_heads import compare_sums
 from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 
 
@@ -61,6 +62,8 @@ class HeadMatch:
         Sets of heads with one query of which the second model has fewer (group and heads there).
     is_split
         Whether the second model has several where the first has fewer.
+    is_summed
+        Whether only the sums of what heads that attend alike add are the same.
     statistics
         One per circuit.
     uncertainty
@@ -80,6 +83,7 @@ class HeadMatch:
     mixed: list[MixedHeads] = field(default_factory=list)
     merged: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     is_split: bool = False
+    is_summed: bool = False
 
     def take(self, circuits: Circuits) -> Array:
         """Enter the statistics of circuits; gives their changes of basis."""
@@ -119,38 +123,73 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
         if all(part.is_same for part in found.statistics):
             return found
     label = b.attention.label
-    if hides_silence(a, b):
-        none = np.zeros(0, dtype=np.int64)
-        reason = f"{label}: the storage rounding hides whether some heads are silent"
-        return HeadMatch(label, none, none, None, np.zeros(0), reason=reason)
-    a, b = silenced(a), silenced(b)
     if b.query_gain is not None:
         a, b = with_positive_gains(a), with_positive_gains(b)
+    if hides_silence(a, b):
+        found = _unmatched(label)
+        found.reason = f"{label}: the storage rounding hides whether some heads are silent"
+        return _summed(a, b, found, rotated)
+    a, b = silenced(a), silenced(b)
+    whole = a, b
     if a.query.shape[:2] != b.query.shape[:2]:
         a, b = without_silent_groups(a), without_silent_groups(b)
         if a.query.shape[:2] != b.query.shape[:2]:
-            none = np.zeros(0, dtype=np.int64)
             counts = " against ".join(f"{f.query.shape[0]} x {f.query.shape[1]}" for f in (a, b))
-            return HeadMatch(label, none, none, None, np.zeros(0), mismatch=f"{label}: {counts}")
+            found = _unmatched(label)
+            found.mismatch = f"{label}: {counts}"
+            return _summed(*whole, found, rotated)
     if not b.query.shape[0]:
-        return HeadMatch(
-            label, np.zeros(0, np.int64), np.zeros((0, 0), np.int64), None, np.zeros(0)
-        )
+        return _unmatched(label)
     merged = None
     if (speaking(a) != speaking(b)).any():
         (a, merged), (b, split) = (added_up(f, _alike(rotated)) for f in (a, b))
         a, b = silenced(a), silenced(b)
-        if (speaking(a) != speaking(b)).any() and any(
-            has_equal_groups(f, _alike(rotated)) for f in (a, b)
-        ):
-            none = np.zeros(0, dtype=np.int64)
-            reason = f"{label}: groups that attend alike may have been merged into fewer"
-            return HeadMatch(label, none, none, None, np.zeros(0), reason=reason)
     found = _compared(a, b, rotated)
     if merged is not None:
         found.merged = _renumbered(merged, found.groups, found.heads)
         found.is_split = any(split.values())
-    return found
+    return _summed(*whole, found, rotated)
+
+
+def _unmatched(label: str) -> HeadMatch:
+    none = np.zeros(0, dtype=np.int64)
+    return HeadMatch(label, none, np.zeros((0, 0), np.int64), None, np.zeros(0))
+
+
+def _summed(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> HeadMatch:
+    """What was found, or the comparison of sums where groups do not correspond.
+
+    Every exact move keeps the sums, so they decide. Where only rounding leaves groups that do
+    correspond open, sums do not make them different.
+    """
+    differs = bool(found.mismatch) or any(part.is_different for part in found.statistics)
+    if not (differs or found.reason) and all(part.is_same for part in found.statistics):
+        return found
+    sums = compare_sums(a, b, _scores(rotated), lambda x, y: value_output(x, y, rotated))
+    if sums is None:
+        return found
+    sums_differ = any(part.is_different for part in sums.statistics)
+    if sums_differ and not (differs or found.reason):
+        return found
+    result = _unmatched(found.label)
+    result.statistics, result.uncertainty = sums.statistics, sums.uncertainty
+    result.reason, result.is_summed = sums.reason, True
+    if sums_differ:  # for the distance
+        result.groups, result.heads = found.groups, found.heads
+    elif a.query.shape[:2] == b.query.shape[:2]:
+        _leave(result, b)
+    return result
+
+
+def _leave(found: HeadMatch, b: FoldedAttention) -> None:
+    """Enter moves that leave all heads as they are."""
+    count, inside, width = b.query.shape[:3]
+    found.groups = np.arange(count)
+    found.heads = np.broadcast_to(np.arange(inside), (count, inside)).copy()
+    if b.query_gain is None:
+        found.query_key = np.broadcast_to(np.eye(width), (count, width, width)).copy()
+    width = b.value.shape[1]
+    found.value_output = np.broadcast_to(np.eye(width), (count, width, width)).copy()
 
 
 def _compared(
@@ -195,20 +234,31 @@ def _wholes(
 
 def _alike(rotated: bool) -> Alike:
     """Whether two heads have the same scores, up to rounding: the change of basis between them."""
+    scores = _scores(rotated)
 
     def alike(one: FoldedAttention, other: FoldedAttention) -> Array | None:
-        trial = _trial("")
+        found = scores(one, other, "")
+        return found.matrix[0] if all(part.is_same for part in found.statistics) else None
+
+    return alike
+
+
+def _scores(rotated: bool) -> Callable[[FoldedAttention, FoldedAttention, str], Circuits]:
+    """Scores of single heads compared, with the change of basis between their queries."""
+
+    def scores(one: FoldedAttention, other: FoldedAttention, name: str) -> Circuits:
+        trial = _unmatched("")
         if other.query_gain is None:
-            matrix = trial.take(query_key(one, other, rotated))[0]
+            matrix = trial.take(query_key(one, other, rotated))
         else:
-            one, turn = turned_to(one, other)
-            matrix = turn[0]
+            one, matrix = turned_to(one, other)
             _normalised(one, other, trial, rotated)
         if one.table is not None and other.table is not None:
             trial.statistics.append(statistic("", other.table, one.table))
-        return matrix if all(part.is_same for part in trial.statistics) else None
+        statistics = [replace(part, name=name) for part in trial.statistics]
+        return Circuits(name, matrix, statistics, (trial.uncertainty[0], name))
 
-    return alike
+    return scores
 
 
 def _renumbered(
@@ -223,11 +273,6 @@ def _renumbered(
         for members in merged[group]:
             result.append((place, tuple(position[list(members)].tolist())))
     return result
-
-
-def _trial(label: str) -> HeadMatch:
-    none = np.zeros(0, dtype=np.int64)
-    return HeadMatch(label, none, none, None, np.zeros(0))
 
 
 def _normalised(a: FoldedAttention, b: FoldedAttention, found: HeadMatch, rotated: bool) -> None:

@@ -79,7 +79,7 @@ def compare_wholes(
     """
     found, result = [], list(statistics)
     poor = [g for g, part in enumerate(statistics) if not part.is_same]
-    readings = _readings(b)
+    readings = readings_of(b)
     inside = b.query.shape[1]
     shared: dict[int, tuple[tuple[int, ...], ...]] = {}
     for group in poor:
@@ -116,19 +116,13 @@ def added_up(
 
     For models with different numbers of heads that add something: equal ones may have been merged.
     """
-    readings = _readings(f)
+    readings = readings_of(f)
     inside = f.query.shape[1]
     shared = {}
     for group in range(f.query.shape[0]):
         classes = _classes(f, group, inside, readings, alike)
         shared[group] = tuple(members for members in classes if len(members) > 1)
     return _summed(f, shared), shared
-
-
-def has_equal_groups(f: FoldedAttention, alike: Alike) -> bool:
-    """Whether two groups that add something attend alike."""
-    live = np.flatnonzero(f.output.value.any(axis=(1, 2, 3))).tolist()
-    return bool(_sets(f, live, _readings(f), alike))
 
 
 def speaking(f: FoldedAttention) -> NDArray[np.int64]:
@@ -220,12 +214,17 @@ def _matched(
     return np.array(order), basis
 
 
+def has_near_readings(readings: NDArray[Any]) -> bool:
+    """Whether two rows of readings are near enough for their heads to attend alike."""
+    return any(_near(one, other) for at, one in enumerate(readings) for other in readings[at + 1 :])
+
+
 def _near(one: NDArray[Any], other: NDArray[Any]) -> bool:
     size = max(float(np.linalg.norm(one)), float(np.linalg.norm(other)))
     return bool(np.linalg.norm(one - other) <= ROUGHLY * size)
 
 
-def _readings(f: FoldedAttention) -> NDArray[np.complex128]:
+def readings_of(f: FoldedAttention) -> NDArray[np.complex128]:
     """A few numbers of every head that its scores determine, shape ``(G, m, readings)``."""
     rng = np.random.default_rng(20261201)
     left, right = rng.standard_normal((2, f.query.shape[-1], READINGS))

@@ -99,6 +99,11 @@ def mix_heads(steps: Steps, attention: Attention, found: HeadMatch) -> None:
         steps.notes.append(
             f"{attention.label}: a head has become several by no move that witnesses know"
         )
+    if found.is_summed:
+        steps.notes.append(
+            f"{attention.label}: heads that attend alike add the same sum, but have been merged or "
+            "split by no move that witnesses know; the witness leaves this layer's heads"
+        )
     for mixed in found.mixed:
         if len(mixed.groups) > 1:
             _mix_groups(steps, attention, found, mixed)
