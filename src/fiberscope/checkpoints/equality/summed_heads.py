@@ -156,10 +156,12 @@ def _attend_alike(
     """Whether two heads have the same scores; raises where rounding leaves it open."""
     if not has_near_readings(np.array([one[2][one[1]], other[2][other[1]]])):
         return False
-    found = scores(_single(one[0], one[1]), _single(other[0], other[1]), "").statistics
-    if all(part.is_same for part in found):
+    first, second = (_single(f, head) for f, head, _ in (one, other))
+    # In the coordinates of either: only one of the two need show independent rounding.
+    both = [scores(first, second, "").statistics, scores(second, first, "").statistics]
+    if any(all(part.is_same for part in found) for found in both):
         return True
-    if any(part.is_different for part in found):
+    if all(any(part.is_different for part in found) for found in both):
         return False
     raise _UnclearError
 
