@@ -82,6 +82,10 @@ def same(first: tuple[Architecture, Parameters], second: tuple[Architecture, Par
                     StoredModel.of(*one, None, "first"),
                     StoredModel.of(other[0], stored(copy, form), None, "second"),
                 )
+                if form in ("float16", "bfloat16") and "heads are silent" in found.reason:
+                    # Factors that only such rounding makes zero leave open what they add.
+                    assert found.outcome is Outcome.UNDECIDED
+                    continue
                 assert found.outcome is Outcome.SAME, (form, seed, found.reason)
 
 
@@ -121,6 +125,33 @@ def test_two_groups_merged_into_one(name: str, dependent: str) -> None:
     found = compared(model, source, copy)
     assert found.witness is not None
     assert any("leaves this layer's heads" in note for note in found.notes), found.notes
+
+
+def test_outputs_of_a_head_that_only_rounding_silences() -> None:
+    """Its values are zero up to bfloat16, so other outputs change what it adds by rounding only."""
+    model, source, copy = merged(MODELS["gpt2"], "output")
+    visible = 0
+    for seed in range(12):
+        rounded = stored(moved(model, copy, seed), "bfloat16")
+        changed = {k: v.astype(np.float64) for k, v in rounded.items()}
+        output = first_attention(model).output
+        array = np.array(output.read(changed))
+        # The silent head is the one whose values, centred, are next to nothing.
+        value = np.array(first_attention(model).value.read(changed))
+        gain = np.array(wire(model, model.default_observable).points[0].norm.gain.read(changed))
+        size = np.square((value * gain) - (value * gain).mean(-1, keepdims=True)).sum(axis=(1, 2))
+        rng = np.random.default_rng(seed)
+        array[int(np.argmin(size))] = 10 * array.std() * rng.standard_normal(array[0].shape)
+        output.write(changed, array)
+        changed = stored(changed, "bfloat16")
+        before, after = (
+            {k: v.astype(np.float64) for k, v in p.items()} for p in (rounded, changed)
+        )
+        if output_change(model, before, after) < 0.1:
+            continue
+        visible += 1
+        assert compared(model, source, changed).outcome is not Outcome.SAME
+    assert visible
 
 
 @pytest.mark.parametrize("form", ["float64", "float32", "bfloat16"])

@@ -26,6 +26,7 @@ from fiberscope.checkpoints.equality.normalised_heads import (
 )
 from fiberscope.checkpoints.equality.silence import (
     hides_silence,
+    is_coarse,
     reordered,
     silenced,
     with_constant,
@@ -127,8 +128,13 @@ def match_heads(a: FoldedAttention, b: FoldedAttention, *, rotated: bool) -> Hea
         a, b = with_positive_gains(a), with_positive_gains(b)
     if hides_silence(a, b):
         found = _unmatched(label)
-        found.reason = f"{label}: the storage rounding hides whether some heads are silent"
-        return _summed(a, b, found, rotated)
+        reason = f"{label}: the storage rounding hides whether some heads are silent"
+        found.reason = reason
+        found = _summed(a, b, found, rotated)
+        if any(is_coarse(f) for f in (a, b)):
+            # What such a head adds may be no more than rounding in one model alone, and visible.
+            found.reason = found.reason or reason
+        return found
     a, b = silenced(a), silenced(b)
     whole = a, b
     if a.query.shape[:2] != b.query.shape[:2]:

@@ -10,6 +10,9 @@ from fiberscope.checkpoints.equality.noisy import FAINT, Noisy, joined
 from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.equality.stack import Stack
 
+COARSE = 1e-5
+"""Relative rounding between that of float32 and that of 16 bits."""
+
 
 def with_constant(rows: Noisy | Rows, constant: Noisy | None) -> Noisy:
     """Rows with their constant as one more entry."""
@@ -104,6 +107,14 @@ def hides_silence(a: FoldedAttention, b: FoldedAttention) -> bool:
         return False
     exact = [[int(mask.sum()) for mask in _live(f, exactly=True)] for f in (a, b)]
     return counts != exact or _flushed(a, b) or _flushed(b, a)
+
+
+def is_coarse(f: FoldedAttention) -> bool:
+    """Whether the rounding of values or outputs is that of 16 bits."""
+    return any(
+        float(x.variance.sum()) > COARSE**2 * float(np.square(x.value).sum())
+        for x in (f.value, f.output)
+    )
 
 
 def _flushed(a: FoldedAttention, b: FoldedAttention) -> bool:
