@@ -138,6 +138,12 @@ class _Side:
         settings = np.array([rows.offset, least_power(rows.stored.dtype), float(rows.level)])
         return cls(compiled, rows, np.ascontiguousarray(columns, dtype=np.uint64), by, settings)
 
+    def typical_size(self) -> float:
+        """Squared norm of a large row among a few, but for centring: a size to take a unit from."""
+        some = self.rows.stored[:: max(1, self.rows.shape[0] // SKETCH)].astype(np.float64)
+        gain = float(np.square(self.by[self.compiled.GAIN]).mean())
+        return float(np.vecdot(some, some).max(initial=0.0)) * gain
+
     def stored(self, index: slice) -> Any:
         """Some rows as the loops read them."""
         return self.compiled.matrix(self.rows.stored[index])
@@ -245,8 +251,7 @@ def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
             return None
         sides.append(side)
     coarse = max(coarseness(side.rows.stored.dtype)[0] for side in sides)
-    some = [side.rows.part(np.s_[:: max(1, side.rows.shape[0] // SKETCH)]).size for side in sides]
-    top = float(np.concatenate(some).max(initial=0.0)) * coarse / first.shape[-1]
+    top = max(side.typical_size() for side in sides) * coarse / first.shape[-1]
     if not 0 < top < np.inf:
         return None
     unit = float(2.0 ** -np.round(np.log2(top) / 2))
