@@ -30,6 +30,8 @@ MATRIX = "Tuple((Array(float32, 1, 'C', True), i8, i8))"
 """The type of a :data:`Matrix`, which is not written to."""
 BLOCK = 32
 """Rows that are read at a time: their entries of one column are two whole cache lines."""
+LONG = 256
+"""Numbers of a column that are worked on at a time."""
 PADDING = 16
 """Numbers between rows that are read, so that the rows do not share few places of the cache."""
 EXPONENT = np.uint32(0x7F80_0000)
@@ -314,6 +316,36 @@ def folded(
 
 
 @compiled(f"void({MATRIX}, f8[::1], f8[::1], f8[::1], f8, f8[:,::1])")
+def dotted_columns(
+    stored: Matrix,
+    vector: Array,
+    rounding: Array,
+    passed: Array,
+    least: float,
+    found: Array,
+) -> None:
+    """:func:`dotted` of a matrix that is stored column by column."""
+    count, width = found.shape[1], len(vector)
+    flat, across = stored[0], np.uint64(stored[2])
+    x, bits = np.empty(LONG, np.float32), np.empty(LONG, np.uint32)
+    p = bits.view(np.float32)
+    found[...] = 0.0
+    for start in range(0, count, LONG):
+        some = min(LONG, count - start)
+        value, variance = found[0, start : start + some], found[1, start : start + some]
+        for j in range(width):
+            first = np.uint64(j) * across + np.uint64(start)
+            for k in range(some):
+                x[k] = flat[first + np.uint64(k)]
+            powers_of(x, bits)
+            factor, own, other = vector[j], rounding[j], passed[j]
+            for k in range(some):
+                number, power = np.float64(x[k]), max(np.float64(p[k]), least)
+                value[k] += number * factor
+                variance[k] += power * power * own + number * number * other
+
+
+@compiled(f"void({MATRIX}, f8[::1], f8[::1], f8[::1], f8, f8[:,::1])")
 def dotted(
     stored: Matrix, vector: Array, rounding: Array, passed: Array, least: float, found: Array
 ) -> None:
@@ -326,6 +358,9 @@ def dotted(
     columns = np.empty(0, np.uint64)
     rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
     p = bits.view(np.float32)
+    if stored[1] == 1 and stored[2] > 1:
+        dotted_columns(stored, vector, rounding, passed, least, found)
+        return
     for start in range(0, count, BLOCK):
         some = min(BLOCK, count - start)
         gather(stored, columns, width, start, some, rows)
