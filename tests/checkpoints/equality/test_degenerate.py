@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from fiberscope.checkpoints.architecture.program import Observable
+from fiberscope.checkpoints.equality.alignment import Alignment
+from fiberscope.checkpoints.equality.decision import _decide
+from fiberscope.checkpoints.equality.frame import Frame
 from fiberscope.checkpoints.ledger.wiring import wire
 from fiberscope.checkpoints.moves import Catalogue, RandomMove
 from fiberscope.verdict import Outcome
@@ -180,3 +183,13 @@ def test_a_norm_bias_of_zero_behind_which_a_reader_has_no_bias(
         assert found.witness is not None
         left = any("no finite step does" in note for note in found.notes)
         assert left == (second is parameters)
+
+
+def test_a_count_of_live_neurons_is_no_difference_where_rounding_blurs_a_circuit() -> None:
+    """A float64 model moved at condition 1,000 and stored in bfloat16 had lost a neuron to it."""
+    frame, words = Frame(np.eye(2), False, "same"), "layer 1 MLP: 3 live neurons against 2"
+    for uncertainty, outcome in ((0.0, Outcome.DIFFERENT), (1.5, Outcome.UNDECIDED)):
+        found = Alignment(frame, mismatches=[words], uncertainty=(uncertainty, "layer 0 QK"))
+        verdict, reason, name = _decide(found, set())
+        assert verdict is outcome and words in reason
+        assert name == ("layer 1 MLP" if outcome is Outcome.DIFFERENT else "")

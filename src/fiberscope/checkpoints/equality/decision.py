@@ -85,10 +85,18 @@ def _decide(found: Alignment, tables: set[str]) -> tuple[Outcome, str, str]:
         apart = [p for p in differing if p.name in tables and p.relative > CONCLUSIVE]
         if found.frame.undetermined and not apart:
             return Outcome.UNDECIDED, _undetermined(found.frame.undetermined, found.frame), ""
-        if not differing or (found.mismatches and not differing):
+        share, circuit = found.uncertainty
+        if not differing and share > VACUOUS:
+            # What counts as live is as uncertain as what rounding blurs.
+            return (
+                Outcome.UNDECIDED,
+                f"{found.mismatches[0]}; but rounding leaves {circuit} uncertain by {share:.0%}, "
+                "and with it what is dead",
+                "",
+            )
+        if not differing:
             return Outcome.DIFFERENT, found.mismatches[0], found.mismatches[0].split(":")[0]
         part = apart[0] if found.frame.undetermined else differing[0]
-        share, circuit = found.uncertainty
         if share > VACUOUS and max(one.rms for one in differing) < BLURRED:
             # The basis of a circuit that rounding blurs is as uncertain as the circuit.
             return (
