@@ -354,13 +354,13 @@ def dotted(
     The second is the sum of squared powers of two times ``rounding`` and squared numbers times
     ``passed``; ``found`` has shape ``(2, n)``.
     """
+    if stored[1] == 1 and stored[2] > 1:
+        dotted_columns(stored, vector, rounding, passed, least, found)
+        return
     count, width = found.shape[1], len(vector)
     columns = np.empty(0, np.uint64)
     rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
     p = bits.view(np.float32)
-    if stored[1] == 1 and stored[2] > 1:
-        dotted_columns(stored, vector, rounding, passed, least, found)
-        return
     for start in range(0, count, BLOCK):
         some = min(BLOCK, count - start)
         gather(stored, columns, width, start, some, rows)

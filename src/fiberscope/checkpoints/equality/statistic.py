@@ -178,7 +178,6 @@ def measured(
     *,
     rotated: bool,
     leverage: float = 0.0,
-    more: Array | None = None,
 ) -> Piece:
     """Residuals of rows against what is allowed; both arrays are used up.
 
@@ -192,23 +191,19 @@ def measured(
         Allowed besides, ``(n,)``.
     rotated, leverage
         As in :func:`statistic`.
-    more
-        Variance that all numbers of a row have besides, ``(n,)``.
     """
     width, kind = residual.shape[-1], residual.dtype
     row = (spreads[0] + spreads[1]) / width
-    base = floor if more is None else floor + more
     squared = residual
     squared *= squared
     apart = np.add.reduce(squared, axis=-1)
     plain = not rotated and not leverage
     if rotated:
-        least = row if more is None else row - more
-        allowed = np.maximum(variance, least.astype(kind)[:, None])
+        allowed = np.maximum(variance, row.astype(kind)[:, None])
     else:
         allowed = variance if plain else variance.copy()
     # Where a fit passes rounding on, the allowance is generous; what is expected is known.
-    allowed += (base + leverage * row).astype(kind)[:, None]
+    allowed += (floor + leverage * row).astype(kind)[:, None]
     possible = bool(allowed.min(initial=1.0) > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         squared /= allowed
@@ -218,7 +213,7 @@ def measured(
             likely = np.full(len(row), float(width))
         else:
             variance *= kind.type(1 - leverage / 2)
-            variance += base.astype(kind)[:, None]
+            variance += floor.astype(kind)[:, None]
             variance /= allowed
             if not possible:
                 variance[~(allowed > 0)] = 1.0
