@@ -30,8 +30,6 @@ MATRIX = "Tuple((Array(float32, 1, 'C', True), i8, i8))"
 """The type of a :data:`Matrix`, which is not written to."""
 BLOCK = 32
 """Rows that are read at a time: their entries of one column are two whole cache lines."""
-LONG = 256
-"""Numbers of a column that are worked on at a time."""
 PADDING = 16
 """Numbers between rows that are read, so that the rows do not share few places of the cache."""
 EXPONENT = np.uint32(0x7F80_0000)
@@ -89,6 +87,13 @@ def gather(
             else:
                 for j in range(width):
                     rows[k, j] = flat[first + np.uint64(j)]
+
+
+@compiled("f4(f4)")
+def power_of(number: Any) -> Any:
+    """Power of two of a number: that without its sign and what is behind the point."""
+    # Only what is visibly a NumPy scalar can be looked at as another type.
+    return np.uint32(np.float32(number).view(np.uint32) & EXPONENT).view(np.float32)
 
 
 @compiled("void(f4[::1], u4[::1])")
@@ -169,115 +174,6 @@ def measured_row(
     return total, likely, residual[0], apart
 
 
-@compiled(
-    f"void({MATRIX}, {MATRIX}, u8[::1], u8[::1], f8[:,::1], f8[:,::1], f8[:,::1], f8[:,::1],"
-    "f8[::1], f8, b1, b1, f8[:,::1])"
-)
-def residuals(
-    one: Matrix,
-    two: Matrix,
-    one_columns: Places,
-    two_columns: Places,
-    one_by: Array,
-    two_by: Array,
-    one_last: Array,
-    two_last: Array,
-    settings: Array,
-    factor: float,
-    joined: bool,
-    rotated: bool,
-    found: Array,
-) -> None:
-    """What rows of two matrices leave, row by row.
-
-    Parameters
-    ----------
-    one, two
-        Stored matrices, ``(n, d)``.
-    one_columns, two_columns
-        See :func:`gather`.
-    one_by, two_by
-        What multiplies columns, ``(5, d)``; see :func:`folded_row`.
-    one_last, two_last
-        One more entry of every row and its variance, ``(2, n)``, if ``joined``.
-    settings
-        Offset, least power of two, and whether rows lose their means, for one and then two.
-    factor
-        Rounding of float64 that is allowed, relative to a row.
-    rotated
-        Whether all numbers of a row are allowed its mean variance.
-    found
-        Receives, for every row, sum, expectation and largest of the squared residuals in units of
-        what is allowed, their sum, the squared norm of one, and the larger squared relative
-        rounding, ``(n, 6)``.
-    """
-    count, width = found.shape[0], one_by.shape[1]
-    a, b = (
-        np.empty((BLOCK, width + PADDING), np.float32),
-        np.empty((BLOCK, width + PADDING), np.float32),
-    )
-    bits = np.empty(width, np.uint32)
-    value, other = np.empty(width), np.empty(width)
-    variance, passed = np.empty(width), np.empty(width)
-    length = width + 1 if joined else width
-    for start in range(0, count, BLOCK):
-        some = min(BLOCK, count - start)
-        gather(one, one_columns, width, start, some, a)
-        gather(two, two_columns, width, start, some, b)
-        for k in range(some):
-            total, size, spread = folded_row(
-                a[k, :width], bits, one_by, settings[0], settings[1], value, variance
-            )
-            other_total, other_size, other_spread = folded_row(
-                b[k, :width], bits, two_by, settings[3], settings[4], other, passed
-            )
-            mean = more = 0.0
-            if settings[2] > 0:
-                mean += total / width
-                size = max(size - total * total / width, 0.0)
-                added = spread / (width * (width - 2.0))
-                spread += width * added
-                more += added
-            if settings[5] > 0:
-                mean -= other_total / width
-                other_size = max(other_size - other_total * other_total / width, 0.0)
-                added = other_spread / (width * (width - 2.0))
-                other_spread += width * added
-                more += added
-            for j in range(width):
-                value[j] -= other[j]
-                variance[j] += passed[j]
-            row = start + k
-            if joined:
-                size += one_last[0, row] ** 2
-                other_size += two_last[0, row] ** 2
-                spread += one_last[1, row]
-                other_spread += two_last[1, row]
-            floor = factor * factor / length * max(size, other_size)
-            typical = (spread + other_spread) / length
-            most, likely, largest, apart = measured_row(
-                value, variance, mean, floor + more, typical - more, 0.0, rotated
-            )
-            if joined:
-                rest = one_last[0, row] - two_last[0, row]
-                noise = one_last[1, row] + two_last[1, row]
-                allowed = (max(noise, typical) if rotated else noise) + floor + NOTHING
-                ratio = rest * rest / allowed
-                most += ratio
-                largest = max(largest, ratio)
-                apart += rest * rest
-                likely += (noise + floor + NOTHING) / allowed
-            share = spread / size if size > 0 else 0.0
-            if other_size > 0:
-                share = max(share, other_spread / other_size)
-            found[row, 0] = most
-            found[row, 1] = likely
-            found[row, 2] = largest
-            found[row, 3] = apart
-            found[row, 4] = size
-            found[row, 5] = share
-
-
 @compiled(f"void({MATRIX}, u8[::1], f8[:,::1], f8[::1], f8, f8[:,::1], f4[:,::1], f8[::1])")
 def folded(
     stored: Matrix,
@@ -291,7 +187,7 @@ def folded(
 ) -> None:
     """Folded rows with their squared norms; variances times ``unit^2`` in float32.
 
-    ``by`` and the first three of ``settings`` are those of :func:`residuals`.
+    ``by`` and the first three of ``settings`` are those of ``residuals``.
     """
     count, width = len(sizes), by.shape[1]
     rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
@@ -315,87 +211,6 @@ def folded(
             sizes[start + k] = size
 
 
-@compiled(f"void({MATRIX}, f8[::1], f8[::1], f8[::1], f8, f8[:,::1])")
-def dotted_columns(
-    stored: Matrix,
-    vector: Array,
-    rounding: Array,
-    passed: Array,
-    least: float,
-    found: Array,
-) -> None:
-    """:func:`dotted` of a matrix that is stored column by column."""
-    count, width = found.shape[1], len(vector)
-    flat, across = stored[0], np.uint64(stored[2])
-    x, bits = np.empty(LONG, np.float32), np.empty(LONG, np.uint32)
-    p = bits.view(np.float32)
-    found[...] = 0.0
-    for start in range(0, count, LONG):
-        some = min(LONG, count - start)
-        value, variance = found[0, start : start + some], found[1, start : start + some]
-        for j in range(width):
-            first = np.uint64(j) * across + np.uint64(start)
-            for k in range(some):
-                x[k] = flat[first + np.uint64(k)]
-            powers_of(x, bits)
-            factor, own, other = vector[j], rounding[j], passed[j]
-            for k in range(some):
-                number, power = np.float64(x[k]), max(np.float64(p[k]), least)
-                value[k] += number * factor
-                variance[k] += power * power * own + number * number * other
-
-
-@compiled(f"void({MATRIX}, f8[::1], f8[::1], f8[::1], f8, f8[:,::1])")
-def dotted(
-    stored: Matrix, vector: Array, rounding: Array, passed: Array, least: float, found: Array
-) -> None:
-    """Contractions of all rows: of numbers with ``vector``, and for their variances.
-
-    The second is the sum of squared powers of two times ``rounding`` and squared numbers times
-    ``passed``; ``found`` has shape ``(2, n)``.
-    """
-    if stored[1] == 1 and stored[2] > 1:
-        dotted_columns(stored, vector, rounding, passed, least, found)
-        return
-    count, width = found.shape[1], len(vector)
-    columns = np.empty(0, np.uint64)
-    rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
-    p = bits.view(np.float32)
-    for start in range(0, count, BLOCK):
-        some = min(BLOCK, count - start)
-        gather(stored, columns, width, start, some, rows)
-        for k in range(some):
-            value = variance = 0.0
-            x = rows[k, :width]
-            powers_of(x, bits)
-            for j in range(width):
-                number, own = np.float64(x[j]), max(np.float64(p[j]), least)
-                value += number * vector[j]
-                variance += own * own * rounding[j] + number * number * passed[j]
-            found[0, start + k] = value
-            found[1, start + k] = variance
-
-
-@compiled(f"void({MATRIX}, f8, u8, f8[:,::1])")
-def added(stored: Matrix, least: float, count: int, found: Array) -> None:
-    """Sums over all rows, of numbers and of their squared powers of two, ``(2, d)``."""
-    width = found.shape[1]
-    columns = np.empty(0, np.uint64)
-    rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
-    value, variance, p = found[0], found[1], bits.view(np.float32)
-    for start in range(0, count, BLOCK):
-        some = min(BLOCK, count - start)
-        gather(stored, columns, width, start, some, rows)
-        for k in range(some):
-            x = rows[k, :width]
-            powers_of(x, bits)
-            for j in range(width):
-                value[j] += np.float64(x[j])
-            for j in range(width):
-                own = max(np.float64(p[j]), least)
-                variance[j] += own * own
-
-
 @compiled("void(f8[:,::1], f4[:,::1], f4[:,::1], f8[:,::1], f8[::1], f8, f8, b1, f8[:,::1])")
 def fitted(
     residual: Array,
@@ -408,7 +223,7 @@ def fitted(
     rotated: bool,
     found: Array,
 ) -> None:
-    """What rows leave after a change of basis; as :func:`residuals`, in units of ``1 / unit``.
+    """What rows leave after a change of basis; as ``residuals``, in units of ``1 / unit``.
 
     Parameters
     ----------

@@ -11,9 +11,9 @@ LEAST = 1 << 17
 """Numbers of a matrix from which loops are compiled, or loaded, for it."""
 
 
-def loops(numbers: int) -> ModuleType | None:
-    """:mod:`~fiberscope.checkpoints.equality.kernels`, for so many numbers; None without Numba."""
-    return _kernels() if numbers >= LEAST and is_installed() else None
+def loops(numbers: int, name: str = "kernels") -> ModuleType | None:
+    """A module of loops beside this one, for so many numbers; None without Numba."""
+    return _module(name) if numbers >= LEAST and is_installed() else None
 
 
 @cache
@@ -23,5 +23,5 @@ def is_installed() -> bool:
 
 
 @cache
-def _kernels() -> ModuleType:
-    return import_module("fiberscope.checkpoints.equality.kernels")
+def _module(name: str) -> ModuleType:
+    return import_module(f"fiberscope.checkpoints.equality.{name}")

@@ -215,7 +215,7 @@ class Rows:
 
     def dot(self, vector: Noisy) -> Noisy:
         """Contraction of all rows with a vector, ``(n,)``."""
-        if self._is_plain and (compiled := loops(self.stored.size)) is not None:
+        if self._is_plain and (compiled := loops(self.stored.size, "sum_kernels")) is not None:
             many = pieces(self.shape, MANY_ENTRIES)
             found = [self._plain_dot(compiled, vector, part) for part in many]
         else:
@@ -290,7 +290,7 @@ class Rows:
         """Mean over the rows."""
         value, variance = total = np.zeros((2, self.shape[1]))
         kind, count = self.stored.dtype, len(self.stored)
-        compiled = loops(self.stored.size) if self._is_plain else None
+        compiled = loops(self.stored.size, "sum_kernels") if self._is_plain else None
         if compiled is not None:
             for index in pieces(self.shape, MANY_ENTRIES):
                 part = self.stored[index]

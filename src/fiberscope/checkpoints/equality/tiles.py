@@ -94,7 +94,7 @@ class _Side:
     Attributes
     ----------
     columns, by, settings
-        See :func:`fiberscope.checkpoints.equality.kernels.residuals`.
+        See :func:`fiberscope.checkpoints.equality.residual_kernels.residuals`.
     """
 
     compiled: ModuleType
@@ -158,6 +158,8 @@ def _measured(
     rotated: bool,
 ) -> Piece:
     """Residuals of some rows."""
+    quick = loops(one.rows.stored.size, "residual_kernels")
+    assert quick is not None
     count, width = one.rows.stored[index].shape
     last = [
         np.zeros((2, count)) if constant is None else np.stack([constant.value, constant.variance])
@@ -165,7 +167,7 @@ def _measured(
     ]
     joined = constants[0] is not None
     found = np.empty((count, 6))
-    one.compiled.residuals(
+    quick.residuals(
         one.stored(index),
         other.stored(index),
         one.columns,
