@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -90,6 +91,36 @@ def test_sizes_beyond_the_range_of_squares(size: float) -> None:
     quick, slow = both_ways(first, second, (None, None), True)
     for name in NUMBERS:
         assert getattr(quick, name) == pytest.approx(getattr(slow, name), rel=3e-4)
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("level", [False, True])
+@pytest.mark.parametrize("steps", [1, 7, 120])
+def test_rows_of_all_sizes_in_one_piece(steps: int, level: bool, rotated: bool) -> None:
+    """Whatever the rows before were like: larger, smaller or zero."""
+    first, second = pair(np.float32, level=level, gained=True, shifted=False, order="F")
+    exponents = np.random.default_rng(8).integers(-90, 90, steps)[np.arange(120) * steps // 120]
+    scale = np.float32(2.0) ** exponents.astype(np.float32)[:, None]
+    scale[50:53] = scale[90] = 0.0
+    one, other = (replace(rows, stored=rows.stored * scale) for rows in (first, second))
+    quick, slow = both_ways(one, other, (None, None), rotated)
+    assert quick.rms > 0.1
+    for name in NUMBERS:
+        assert getattr(quick, name) == pytest.approx(getattr(slow, name), rel=1e-5)
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_equal_rows_leave_nothing(rotated: bool) -> None:
+    first, _ = pair(np.float32, level=True, gained=True, shifted=False, order="C")
+    copy = replace(first, stored=first.stored.copy())
+    quick, slow = both_ways(first, copy, (None, None), rotated)
+    assert quick.rms == quick.largest == quick.relative == 0.0
+    assert quick.uncertainty == pytest.approx(slow.uncertainty, rel=1e-5)
+    copy.stored[7, 5] *= np.float32(1 + 1e-4)
+    quick, slow = both_ways(first, copy, (None, None), rotated)
+    assert quick.is_different
+    for name in NUMBERS:
+        assert getattr(quick, name) == pytest.approx(getattr(slow, name), rel=1e-5)
 
 
 def test_one_number_in_a_faint_row_is_seen() -> None:
