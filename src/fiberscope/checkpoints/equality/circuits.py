@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fiberscope.checkpoints.equality.folded_parts import FoldedAttention
 from fiberscope.checkpoints.equality.likelihood import row_squares
 from fiberscope.checkpoints.equality.loops import loops
 from fiberscope.checkpoints.equality.noisy import Array
+from fiberscope.checkpoints.equality.settled_heads import NEGLIGIBLE, Settled, settled_heads
 from fiberscope.checkpoints.equality.statistic import (
     Piece,
     Statistic,
@@ -34,8 +36,6 @@ from fiberscope.checkpoints.ledger.rules.constants import unrotated_index
 
 VACUOUS = 0.1
 """Relative uncertainty of a circuit's product above which agreement would say nothing."""
-NEGLIGIBLE = 1e4
-"""Condition up to which what a fit makes of the rounding of float64 does not count in float32."""
 BATCH = 1 << 20
 """Numbers of a factor pair that are worked on at a time: they stay in the cache."""
 
@@ -88,8 +88,18 @@ def query_key(a: FoldedAttention, b: FoldedAttention, rotated: bool) -> Circuits
     """Fit the query/key bases of all groups, and measure what is left."""
     found = Circuits(b.attention.label)
     count, inside, width, features = b.query.shape
-    matrices = []
-    for groups in _few(count, (inside + 1) * width * features):
+    free = blocks(b.attention)
+    rows, second = next(free)
+    quick = None
+    if second is None and len(rows) == width:
+        quick = settled_heads(
+            (a.query, b.query),
+            (a.key, b.key),
+            ((a.query_constant, b.query_constant), (a.key_constant, b.key_constant)),
+            rotated=rotated,
+        )
+
+    def fit(groups: slice) -> Array:
         plain, dual = [], []
         asked = factors(a.query.part(groups), b.query.part(groups))
         offered = factors(a.key.part(groups), b.key.part(groups))
@@ -99,9 +109,51 @@ def query_key(a: FoldedAttention, b: FoldedAttention, rotated: bool) -> Circuits
             ]
             plain.append(query.with_constant(constants[0]).side_by_side())
             dual.append(key.with_constant(constants[1]))
-        matrices.append(_fit_query_key(plain, dual, b.attention, found, groups, count, rotated))
-    found.matrix = np.concatenate(matrices)
+        return _fit_query_key(plain, dual, b.attention, found, groups, count, rotated)
+
+    _collect(found, "QK", quick, fit, count, (inside + 1) * width * features)
     return found
+
+
+def _collect(
+    found: Circuits,
+    circuit: str,
+    quick: Settled | None,
+    fit: Callable[[slice], Array],
+    count: int,
+    size: int,
+) -> None:
+    """Enter circuits that are settled, and fit the others, in order; ``size`` numbers a group."""
+    matrices = []
+    names = _names(found, circuit, np.s_[0:count], count)
+    done = np.zeros(count, dtype=np.bool_) if quick is None else quick.done
+    for settled, groups in _runs(done):
+        if settled and quick is not None:
+            for group in range(groups.start, groups.stop):
+                _enter(found, names[group], quick.pieces[group], quick.uncertainty[group])
+            matrices.append(quick.matrix[groups])
+        else:
+            matrices += [
+                fit(np.s_[groups.start + some.start : groups.start + some.stop])
+                for some in _few(groups.stop - groups.start, size)
+            ]
+    found.matrix = np.concatenate(matrices)
+
+
+def _runs(done: NDArray[np.bool_]) -> Iterator[tuple[bool, slice]]:
+    """Consecutive groups that are settled or not."""
+    for settled, members in groupby(range(len(done)), key=lambda group: bool(done[group])):
+        every = list(members)
+        yield settled, np.s_[every[0] : every[-1] + 1]
+
+
+def _enter(found: Circuits, name: str, pieces: Sequence[Piece], share: float) -> None:
+    """Enter what is left of both factors of a circuit, and the uncertainty of its product."""
+    parts = [statistic_of_pieces(name, [piece]) for piece in pieces]
+    found.statistics.append(together(name, parts))
+    # Of either model: agreement with a blurred product says nothing, whichever is blurred.
+    if share > found.uncertainty[0]:
+        found.uncertainty = (float(share), name)
 
 
 def _few(count: int, size: int) -> Iterator[slice]:
@@ -201,8 +253,9 @@ def value_output(a: FoldedAttention, b: FoldedAttention, rotated: bool) -> Circu
     """Fit the value/output bases of all groups, and measure what is left."""
     found = Circuits(b.attention.label)
     count, inside, width, features = b.output.shape
-    matrices = []
-    for groups in _few(count, (inside + 1) * width * features):
+    quick = settled_heads((a.value, b.value), (a.output, b.output), rotated=rotated)
+
+    def fit(groups: slice) -> Array:
         plain = factors(a.value.part(groups), b.value.part(groups))
         written = factors(a.output.part(groups), b.output.part(groups))
         dual = [x.side_by_side() for x in written]
@@ -210,8 +263,9 @@ def value_output(a: FoldedAttention, b: FoldedAttention, rotated: bool) -> Circu
         leverage = 2 * width / (plain[1].value.shape[-1] + dual[1].value.shape[-1])
         names = _names(found, "VO", groups, count)
         _measure(found, names, plain, dual, change, leverage, rotated)
-        matrices.append(change.matrix)
-    found.matrix = np.concatenate(matrices)
+        return change.matrix
+
+    _collect(found, "VO", quick, fit, count, (inside + 1) * width * features)
     return found
 
 
@@ -233,15 +287,10 @@ def _measure(
         )
     ]
     width = change.matrix.shape[-1]
+    share = uncertainty(plain, dual)
     for group, name in enumerate(names):
         rows = np.s_[group * width : (group + 1) * width]
-        parts = [statistic_of_pieces(name, [piece.some(rows)]) for piece in pieces]
-        found.statistics.append(together(name, parts))
-    # Of either model: agreement with a blurred product says nothing, whichever is blurred.
-    share = uncertainty(plain, dual)
-    worst = int(share.argmax())
-    if share[worst] > found.uncertainty[0]:
-        found.uncertainty = (float(share[worst]), names[worst])
+        _enter(found, name, [piece.some(rows) for piece in pieces], share[group])
 
 
 def _condition(factors: list[Factor], change: BasisChange) -> Array:

@@ -174,43 +174,6 @@ def measured_row(
     return total, likely, residual[0], apart
 
 
-@compiled(f"void({MATRIX}, u8[::1], f8[:,::1], f8[::1], f8, f8[:,::1], f4[:,::1], f8[::1])")
-def folded(
-    stored: Matrix,
-    columns: Places,
-    by: Array,
-    settings: Array,
-    unit: float,
-    values: Array,
-    variances: Single,
-    sizes: Array,
-) -> None:
-    """Folded rows with their squared norms; variances times ``unit^2`` in float32.
-
-    ``by`` and the first three of ``settings`` are those of ``residuals``.
-    """
-    count, width = len(sizes), by.shape[1]
-    rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
-    variance = np.empty(width)
-    for start in range(0, count, BLOCK):
-        some = min(BLOCK, count - start)
-        gather(stored, columns, width, start, some, rows)
-        for k in range(some):
-            value = values[start + k, :width]
-            total, size, spread = folded_row(
-                rows[k, :width], bits, by, settings[0], settings[1], value, variance
-            )
-            mean = more = 0.0
-            if settings[2] > 0:
-                mean = total / width
-                size = max(size - total * mean, 0.0)
-                more = spread / (width * (width - 2.0))
-            for j in range(width):
-                value[j] -= mean
-                variances[start + k, j] = np.float32((variance[j] + more) * (unit * unit))
-            sizes[start + k] = size
-
-
 @compiled("void(f8[:,::1], f4[:,::1], f4[:,::1], f8[:,::1], f8[::1], f8, f8, b1, f8[:,::1])")
 def fitted(
     residual: Array,

@@ -17,6 +17,12 @@ def loops(numbers: int, name: str = "kernels") -> ModuleType | None:
 
 
 @cache
+def head_loops() -> ModuleType:
+    """:mod:`~fiberscope.checkpoints.equality.head_kernels`, where :func:`loops` gave some."""
+    return import_module("fiberscope.checkpoints.equality.head_kernels")
+
+
+@cache
 def is_installed() -> bool:
     """Whether Numba, the optional extra ``fast``, is there."""
     return find_spec("numba") is not None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.loops import loops
+from fiberscope.checkpoints.equality.loops import head_loops, loops
 from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarseness, least_power
 from fiberscope.checkpoints.equality.rows import ENTRIES, MANY_ENTRIES, SKETCH, Rows, pieces
 from fiberscope.checkpoints.equality.silence import with_constant
@@ -58,7 +58,7 @@ def statistic_of_rows(
     """
     sides = None
     if computed and (constants[0] is None) == (constants[1] is None):
-        sides = _Side.of(found), _Side.of(expected)
+        sides = Side.of(found), Side.of(expected)
 
     def part(indices: Sequence[slice]) -> list[Piece]:
         tally = Tally(rotated=rotated, computed=computed)
@@ -88,7 +88,7 @@ def _whole(rows: Rows, constant: Noisy | None, index: slice) -> Noisy:
 
 
 @dataclass
-class _Side:
+class Side:
     """One matrix as the loops want it.
 
     Attributes
@@ -104,7 +104,7 @@ class _Side:
     settings: Array
 
     @classmethod
-    def of(cls, rows: Rows) -> _Side | None:
+    def of(cls, rows: Rows) -> Side | None:
         """None for matrices that only the general way can handle."""
         width = rows.shape[1]
         apart = bool(rows.shifts) or bool(rows.offset)
@@ -150,8 +150,8 @@ class _Side:
 
 
 def _measured(
-    one: _Side,
-    other: _Side,
+    one: Side,
+    other: Side,
     index: slice,
     constants: Sequence[Noisy | None],
     factor: float,
@@ -244,33 +244,44 @@ def factors(first: Noisy, second: Noisy) -> list[Factor]:
     return [Factor.of(x) for x in held]
 
 
+def common_unit(sides: Sequence[Side], length: int) -> tuple[float, float]:
+    """A unit of rounding for rows of both models, and the typical squared norm; 0 where none is."""
+    coarse = max(coarseness(side.rows.stored.dtype)[0] for side in sides)
+    typical = max(side.typical_size() for side in sides)
+    top = typical * coarse / length
+    if not 0 < top < np.inf:
+        return 0.0, typical
+    return float(2.0 ** -np.round(np.log2(top) / 2)), typical
+
+
 def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
     """None where the loops cannot, or rows differ too much in size for a common unit."""
     sides = []
     for stack in (first, second):
-        side = _Side.of(stack.rows)
+        side = Side.of(stack.rows)
         if side is None:
             return None
         sides.append(side)
-    coarse = max(coarseness(side.rows.stored.dtype)[0] for side in sides)
-    top = max(side.typical_size() for side in sides) * coarse / first.shape[-1]
-    if not 0 < top < np.inf:
+    unit, typical = common_unit(sides, first.shape[-1])
+    if not unit:
         return None
-    unit = float(2.0 ** -np.round(np.log2(top) / 2))
     result = []
     for stack, side in zip((first, second), sides, strict=True):
         count, width = side.rows.shape
         values, variances = np.empty((count, width)), np.empty((count, width), dtype=np.float32)
-        sizes = np.empty(count)
-        side.compiled.folded(
+        sizes, spreads = np.zeros(count), np.zeros(count)
+        head_loops().folded(
             side.stored(np.s_[:]),
             side.columns,
             side.by,
             side.settings,
             unit,
+            0,
+            0,
             values,
             variances,
             sizes,
+            spreads,
         )
         shape = stack.shape
         result.append(
@@ -278,7 +289,7 @@ def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
         )
     every = np.concatenate([factor.size.reshape(-1) for factor in result])
     # The unit is that of some rows; others may differ as far as float32 has digits for them.
-    limits = np.array([REACH, 1 / REACH]) * top / coarse * first.shape[-1]
+    limits = np.array([REACH, 1 / REACH]) * typical
     if not (every.min() > limits[0] and every.max() < limits[1]):
         return None
     return result
