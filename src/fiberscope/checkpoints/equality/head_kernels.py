@@ -13,22 +13,28 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.equality.kernels import (
     BLOCK,
+    GAIN,
     MATRIX,
     PADDING,
+    PASSED,
+    SHIFT,
+    SHIFTED,
+    SPACING,
     Array,
+    Bits,
     Matrix,
     Places,
     Single,
     compiled,
-    folded_row,
     gather,
     measured_row,
+    powers_of,
 )
 
-Side = tuple[Matrix, Places, Array, Array]
-"""A stored matrix, columns, what multiplies them, and settings, as in ``kernels.residuals``."""
+Side = tuple[Matrix, Places, Array, Single, Array]
+"""A stored matrix and the next four arguments of :func:`folded`."""
 
-SIDE = f"Tuple(({MATRIX}, u8[::1], f8[:,::1], f8[::1]))"
+SIDE = f"Tuple(({MATRIX}, u8[::1], f8[:,::1], f4[:,::1], f8[::1]))"
 ROUNDING = (16 * 2.0**-52) ** 2
 """Rounding of the algebra, relative to the mean square of a row."""
 TINY = np.finfo(np.float64).tiny
@@ -36,16 +42,45 @@ FARTHEST = 1e8
 """Norms of a matrix and its inverse, multiplied, up to which the inverse is trusted."""
 
 
+@compiled("UniTuple(f8, 2)(f4[::1], f8[:,::1], f8, f8[::1])")
+def row_values(stored: Single, by: Array, offset: float, value: Array) -> tuple[float, float]:
+    """Values of a row as by ``kernels.folded_row``: their sum and squared norm."""
+    total = size = 0.0
+    for j in range(len(stored)):
+        folded = (np.float64(stored[j]) + offset + by[SHIFT, j]) * by[GAIN, j]
+        value[j] = folded
+        total += folded
+        size += folded * folded
+    return total, size
+
+
+@compiled("f8(f4[::1], u4[::1], f4[:,::1], f4, f4[::1])")
+def row_variances(
+    stored: Single, bits: Bits, by: Single, least: np.float32, variance: Single
+) -> float:
+    """Variances of a row as by ``kernels.folded_row``, but in float32: their sum."""
+    powers_of(stored, bits)
+    powers = bits.view(np.float32)
+    spread = np.float32(0.0)
+    for j in range(len(stored)):
+        own = max(powers[j], least) * by[SPACING, j]
+        passed = stored[j] * by[PASSED, j]
+        noise = own * own + passed * passed + by[SHIFTED, j]
+        variance[j] = noise
+        spread += noise
+    return np.float64(spread)
+
+
 @compiled(
-    f"UniTuple(f8, 2)({MATRIX}, u8[::1], f8[:,::1], f8[::1], f8, u8, u8, f8[:,::1], f4[:,::1],"
-    "f8[::1], f8[::1])"
+    f"UniTuple(f8, 2)({MATRIX}, u8[::1], f8[:,::1], f4[:,::1], f8[::1], u8, u8, f8[:,::1],"
+    "f4[:,::1], f8[::1], f8[::1])"
 )
 def folded(
     stored: Matrix,
     columns: Places,
     by: Array,
+    in_units: Single,
     settings: Array,
-    unit: float,
     first: int,
     at: int,
     values: Array,
@@ -53,36 +88,34 @@ def folded(
     sizes: Array,
     spreads: Array,
 ) -> tuple[float, float]:
-    """Folded rows from the ``first`` on, and their variances times ``unit^2`` in float32.
+    """Folded rows from the ``first`` on, and their variances in units in float32.
 
     They are entered from column ``at`` on; squared norms and summed variances are added up.
-    ``by`` and the first three of ``settings`` are those of ``kernels.residuals``. Returns the
-    least and the largest squared norm.
+    ``by`` and the first three of ``settings`` are those of ``kernels.residuals``, and ``in_units``
+    what of ``by`` variances are made of in units. Returns the least and the largest squared norm.
     """
     count, width = len(sizes), by.shape[1]
     rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
-    variance = np.empty(width)
+    power = np.float32(settings[1])
     least, largest = np.inf, 0.0
     for start in range(0, count, BLOCK):
         some = min(BLOCK, count - start)
         gather(stored, columns, width, first + start, some, rows)
         for k in range(some):
             row = start + k
-            value = values[row, at : at + width]
-            spread_out = variances[row, at : at + width]
-            total, size, spread = folded_row(
-                rows[k, :width], bits, by, settings[0], settings[1], value, variance
-            )
-            mean = more = 0.0
+            value, variance = values[row, at : at + width], variances[row, at : at + width]
+            total, size = row_values(rows[k, :width], by, settings[0], value)
+            spread = row_variances(rows[k, :width], bits, in_units, power, variance)
             if settings[2] > 0:
-                mean = total / width
+                mean, more = total / width, spread / (width * (width - 2.0))
                 size = max(size - total * mean, 0.0)
-                more = spread / (width * (width - 2.0))
-            for j in range(width):
-                value[j] -= mean
-                spread_out[j] = np.float32((variance[j] + more) * (unit * unit))
+                spread += width * more
+                added = np.float32(more)
+                for j in range(width):
+                    value[j] -= mean
+                    variance[j] += added
             sizes[row] += size
-            spreads[row] += (spread + width * more) * (unit * unit)
+            spreads[row] += spread
             least, largest = min(least, size), max(largest, size)
     return least, largest
 
@@ -150,22 +183,25 @@ def inverted(matrix: Array, inverse: Array) -> bool:
     return squares_of(matrix)[0] * squares_of(inverse)[0] < FARTHEST * FARTHEST
 
 
-@compiled("void(f8[:,::1], f4[:,::1], f8[::1], f8, f8[::1])")
-def row_noises(values: Array, variances: Single, weights: Array, unit: float, noise: Array) -> None:
-    """Mean weighed variances of rows, and at least what float64 sees; ``factors._smallest``."""
-    count, width = values.shape
-    sizes = np.empty(count)
-    for i in range(count):
+@compiled("void(f8[:,::1], f4[:,::1], f8[::1], f8[::1], f8[::1])")
+def weigh(values: Array, variances: Single, weights: Array, sizes: Array, spreads: Array) -> None:
+    """Enter weighed squared norms and summed variances of rows."""
+    for i in range(len(sizes)):
         size = spread = 0.0
         x, y = values[i], variances[i]
-        for j in range(width):
+        for j in range(len(weights)):
             size += x[j] * x[j] * weights[j]
             spread += np.float64(y[j]) * weights[j]
-        sizes[i] = size / width
-        noise[i] = spread / (width * unit * unit)
-    largest = sizes.max()
-    for i in range(count):
-        noise[i] = max(noise[i], max(sizes[i], 1e-12 * largest) * ROUNDING, TINY)
+        sizes[i], spreads[i] = size, spread
+
+
+@compiled("void(f8[::1], f8[::1], i8, f8, f8[::1])")
+def row_noises(sizes: Array, spreads: Array, length: int, unit: float, noise: Array) -> None:
+    """Mean variances of rows, and at least what float64 sees; ``factors._smallest``."""
+    largest = sizes.max() / length
+    for i in range(len(sizes)):
+        floor = max(sizes[i] / length, 1e-12 * largest) * ROUNDING
+        noise[i] = max(spreads[i] / (length * unit * unit), floor, TINY)
 
 
 @compiled(
@@ -313,13 +349,12 @@ def circuits(
     )
     sizes, spreads, noises = np.empty((4, r)), np.empty((4, r)), np.empty((4, r))
     inverse, written = np.empty((r, r)), np.empty((r, lengths[3]), np.float32)
-    scores = np.empty(2)
+    means, scores = np.empty((2, r)), np.empty(2)
     for group in range(count):
         settled[group] = False
         fits = True
         for i in range(4):
-            stored, columns, by, settings = sides[i]
-            unit = units[i // 2]
+            stored, columns, by, in_units, settings = sides[i]
             step = lengths[i] // inside[i]
             for k in range(r):
                 sizes[i, k] = spreads[i, k] = 0.0
@@ -330,8 +365,8 @@ def circuits(
                     stored,
                     columns,
                     by,
+                    in_units,
                     settings,
-                    unit,
                     first,
                     at,
                     values[i],
@@ -352,7 +387,12 @@ def circuits(
         if not fits or min(weighed, across) < 0:
             continue
         for i in range(4):
-            row_noises(values[i], variances[i], weights[i // 2], units[i // 2], noises[i])
+            unit, some = units[i // 2], weights[i // 2]
+            if across if i > 1 else weighed:
+                weigh(values[i], variances[i], some, means[0], means[1])
+                row_noises(means[0], means[1], len(some), unit, noises[i])
+            else:
+                row_noises(sizes[i], spreads[i], len(some), unit, noises[i])
         matrix, dual = matrices[group], duals[group]
         # Products of the plain rows of both with those of the first.
         if weighed:

@@ -82,7 +82,7 @@ def settled_heads(
                 if not variance.max(initial=0.0) < STRONGEST:
                     return None
                 last = np.stack([constant.value.reshape(-1), variance])
-            sides.append((side, last))
+            sides.append((side, side.in_units(unit), last))
     shape = plain[1].shape
     inside = [1 if len(pair[0].shape) == 3 else pair[0].shape[1] for pair in (plain, dual)]
     lengths = [
@@ -98,8 +98,11 @@ def settled_heads(
     matrix, back = np.empty((count, r, r)), np.empty((count, r, r))
     left, shares, done = np.empty((count, 2, r, 6)), np.zeros(count), np.zeros(count, np.bool_)
     compiled.circuits(
-        tuple((side.stored(np.s_[:]), side.columns, side.by, side.settings) for side, _ in sides),
-        tuple(last for _, last in sides),
+        tuple(
+            (side.stored(np.s_[:]), side.columns, side.by, in_units, side.settings)
+            for side, in_units, _ in sides
+        ),
+        tuple(last for _, _, last in sides),
         np.array([inside[0], inside[0], inside[1], inside[1]]),
         np.array([unit for unit, _ in units] + [size for _, size in units]),
         np.array(limits, dtype=np.float64),

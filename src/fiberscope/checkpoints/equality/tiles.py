@@ -144,6 +144,14 @@ class Side:
         gain = float(np.square(self.by[self.compiled.GAIN]).mean())
         return float(np.vecdot(some, some).max(initial=0.0)) * gain
 
+    def in_units(self, unit: float) -> NDArray[np.float32]:
+        """What variances in units are made of, in float32, row by row as in ``by``."""
+        result = np.zeros(self.by.shape, dtype=np.float32)
+        for row in (self.compiled.SPACING, self.compiled.PASSED):
+            result[row] = self.by[row] * unit
+        result[self.compiled.SHIFTED] = self.by[self.compiled.SHIFTED] * unit**2
+        return result
+
     def stored(self, index: slice) -> Any:
         """Some rows as the loops read them."""
         return self.compiled.matrix(self.rows.stored[index])
@@ -274,8 +282,8 @@ def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
             side.stored(np.s_[:]),
             side.columns,
             side.by,
+            side.in_units(unit),
             side.settings,
-            unit,
             0,
             0,
             values,
