@@ -165,6 +165,10 @@ def test_a_glance_never_overlooks_a_row_that_is_zero_up_to_rounding() -> None:
         faint = whole.copy()
         faint[7] = row
         assert Rows(faint).glance is None
+    # A bound that is known may be that of a larger matrix, or say nothing.
+    size = float(np.square(whole).sum())
+    assert Rows(whole, squares=1000 * size).glance is not None
+    assert Rows(whole, squares=np.inf).glance is None
     # Equal numbers in a row are nothing once it is centred.
     level = whole.copy()
     level[7] = 0.3

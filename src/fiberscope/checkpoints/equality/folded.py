@@ -73,7 +73,7 @@ class FoldedModel:
         view = reader.weight
         # Tables are looked at several times, so they stay.
         held = self._held(view) if reader.role is Role.OUTPUT else self.model.stored(view)
-        rows = Rows(held.reshape(-1, held.shape[-1]), view.offset)
+        rows = Rows(held.reshape(-1, held.shape[-1]), view.offset, squares=self.model.squares(view))
         constant = None if reader.bias is None else self.model.read(reader.bias)
         if (bias := self._constant_input(point)) is not None:
             brought = rows.dot(bias).reshaped(*view.shape[:-1])
@@ -115,7 +115,9 @@ class FoldedModel:
             live = self._live_buckets(owner, whole.shape[-1])
             table = whole.take(live, 2).centred(-1)
         stored = self.model.stored(a.output)
-        written = Rows(stored.reshape(-1, stored.shape[-1]), a.output.offset)
+        squares = self.model.squares(a.output)
+        flat = stored.reshape(-1, stored.shape[-1])
+        written = Rows(flat, a.output.offset, squares=squares)
         output = Stack(self.write(written, wiring.segment_of(a)), a.output.shape[:-1])
         query, query_constant = parts[Role.QUERY]
         if self.other_rotary_layout and a.rotary is not None:
@@ -169,7 +171,8 @@ class FoldedModel:
         if m.gate is not None:
             gate, gate_constant = self.reader(readers[m.gate], point)
         written = m.down.permute(1, 0)
-        down = Rows(self.model.stored(written), written.offset)
+        squares = self.model.squares(written)
+        down = Rows(self.model.stored(written), written.offset, squares=squares)
         down = self.write(down, wiring.segment_writing(m.down))
         return FoldedMlp(m.label, m.layer, m, up, down, up_constant, gate, gate_constant)
 

@@ -56,6 +56,8 @@ class Rows:
     columns, signs
         Which stored column stands at every place, and what it is multiplied by in the end,
         ``(d,)``; None: all as they are.
+    squares
+        At least the squared norm of every stored row, where that is known.
     """
 
     stored: NDArray[Any]
@@ -67,6 +69,7 @@ class Rows:
     factor: float = 1.0
     columns: NDArray[np.int64] | None = None
     signs: Array | None = None
+    squares: float | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -121,9 +124,13 @@ class Rows:
             columns=None,
         ).part(np.s_[:])
         # No row is larger than all rows.
-        lines = self.stored if self.stored.strides[1] <= self.stored.strides[0] else self.stored.T
         largest = 1.0 if self.gain is None else float(np.square(self.gain.value).max())
-        whole = float(np.vecdot(lines, lines).sum(dtype=np.float64)) * largest * 1.001
+        squares = self.squares
+        if squares is None:
+            stored = self.stored
+            lines = stored if stored.strides[1] <= stored.strides[0] else stored.T
+            squares = float(np.vecdot(lines, lines).sum(dtype=np.float64)) * 1.001
+        whole = squares * largest
         spread = self._spread_below(np.array([whole]))[0] * self.factor**2
         if not (part.size > 2 * FAINT**2 * spread).all() or not spread > 0:
             return None
