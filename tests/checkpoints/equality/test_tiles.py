@@ -146,13 +146,15 @@ def test_sums_agree_with_the_general_way(
     numbers = rng.standard_normal((77, 50)) * 2.0 ** -rng.integers(0, 26, (77, 50))
     stored = np.asarray(numbers, order=order).astype(form)  # type: ignore[call-overload]
     vector = rounded(rng.standard_normal(50).astype(np.float32))
+    factors = rng.standard_normal(77).astype(np.float32)
     ways = []
     for least in (0, 1 << 62):
         monkeypatch.setattr(loops, "LEAST", least)
         for rows in (Rows(stored), Rows(stored[3:60, 5:41]), Rows(stored[:, ::-1])):
             width = rows.shape[1]
-            ways += [rows.dot(vector.part(np.s_[:width])), rows.average()]
-    for one, two in zip(ways[:6], ways[6:], strict=True):
+            weights = rounded(factors[: rows.shape[0]])
+            ways += [rows.dot(vector.part(np.s_[:width])), rows.average(), rows.combined(weights)]
+    for one, two in zip(ways[:9], ways[9:], strict=True):
         assert one.value == pytest.approx(two.value, rel=1e-12, abs=1e-14)
         assert one.variance == pytest.approx(two.variance, rel=1e-9)
 
