@@ -13,13 +13,7 @@ LEAST = 1 << 17
 
 def loops(numbers: int, name: str = "kernels") -> ModuleType | None:
     """A module of loops beside this one, for so many numbers; None without Numba."""
-    return _module(name) if numbers >= LEAST and is_installed() else None
-
-
-@cache
-def head_loops() -> ModuleType:
-    """:mod:`~fiberscope.checkpoints.equality.head_kernels`, where :func:`loops` gave some."""
-    return import_module("fiberscope.checkpoints.equality.head_kernels")
+    return loaded(name) if numbers >= LEAST and is_installed() else None
 
 
 @cache
@@ -29,5 +23,6 @@ def is_installed() -> bool:
 
 
 @cache
-def _module(name: str) -> ModuleType:
+def loaded(name: str) -> ModuleType:
+    """A module of loops, which :func:`loops` says are there."""
     return import_module(f"fiberscope.checkpoints.equality.{name}")

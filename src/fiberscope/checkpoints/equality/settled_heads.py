@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiberscope.checkpoints.equality.factors import ALIKE, GOOD_ENOUGH
-from fiberscope.checkpoints.equality.loops import head_loops
+from fiberscope.checkpoints.equality.loops import loaded
 from fiberscope.checkpoints.equality.noisy import Array, Noisy
 from fiberscope.checkpoints.equality.stack import Stack
 from fiberscope.checkpoints.equality.statistic import EPSILON, FLOOR, Piece
@@ -89,7 +89,7 @@ def settled_heads(
         m * (pair[1].shape[-1] + (more[1] is not None))
         for m, pair, more in zip(inside, (plain, dual), constants, strict=True)
     ]
-    compiled = head_loops()
+    compiled = loaded("head_kernels")
     count, r = shape[0], shape[-2]
     leverage = 2 * r / sum(lengths)
     enough = GOOD_ENOUGH * max(1, r * (sum(lengths) - r))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.loops import head_loops, loops
+from fiberscope.checkpoints.equality.loops import loaded, loops
 from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarseness, least_power
 from fiberscope.checkpoints.equality.rows import ENTRIES, MANY_ENTRIES, SKETCH, Rows, pieces
 from fiberscope.checkpoints.equality.silence import with_constant
@@ -166,8 +166,6 @@ def _measured(
     rotated: bool,
 ) -> Piece:
     """Residuals of some rows."""
-    quick = loops(one.rows.stored.size, "residual_kernels")
-    assert quick is not None
     count, width = one.rows.stored[index].shape
     last = [
         np.zeros((2, count)) if constant is None else np.stack([constant.value, constant.variance])
@@ -175,7 +173,7 @@ def _measured(
     ]
     joined = constants[0] is not None
     found = np.empty((count, 6))
-    quick.residuals(
+    loaded("residual_kernels").residuals(
         one.stored(index),
         other.stored(index),
         one.columns,
@@ -278,7 +276,7 @@ def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
         count, width = side.rows.shape
         values, variances = np.empty((count, width)), np.empty((count, width), dtype=np.float32)
         sizes, spreads = np.zeros(count), np.zeros(count)
-        head_loops().folded(
+        loaded("head_kernels").folded(
             side.stored(np.s_[:]),
             side.columns,
             side.by,
