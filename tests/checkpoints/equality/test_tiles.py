@@ -85,6 +85,30 @@ def test_agrees_with_the_general_way(form: type) -> None:
             assert getattr(quick, name) == pytest.approx(getattr(slow, name), rel=3e-4, abs=1e-12)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("together", [False, True])
+def test_rows_in_another_order(order: str, together: bool) -> None:
+    """Single rows, and rows that mostly follow the row before, are read where they lie."""
+    first, second = pair(np.float32, level=True, gained=True, shifted=False, order=order)
+    number = np.random.default_rng(4).permutation(120)
+    if together:
+        number = np.roll(np.arange(120), 40)[:110]
+    assert (
+        first.chosen(number).chosen(np.arange(5, 60)).stored == first.stored[number[5:60]]
+    ).all()
+    quick, slow = both_ways(first.chosen(number), second.chosen(number), (None, None), True)
+    straight = statistic("x", second.whole().part(number), first.whole().part(number), rotated=True)
+    for name in NUMBERS:
+        assert getattr(quick, name) == pytest.approx(getattr(slow, name), rel=3e-4)
+        assert getattr(slow, name) == pytest.approx(getattr(straight, name), rel=1e-12)
+    shuffled, _ = (
+        both_ways(first.chosen(number), second, (None, None), True)
+        if not together
+        else (statistic("x", second.whole().part(np.s_[:110]), first.chosen(number).whole()), None)
+    )
+    assert shuffled.is_different
+
+
 @pytest.mark.parametrize("size", [1e-35, 1e-20, 1e20, 1e30])
 def test_sizes_beyond_the_range_of_squares(size: float) -> None:
     first, second = pair(np.float32, level=True, gained=False, shifted=False, order="C", size=size)
@@ -102,7 +126,7 @@ def test_rows_of_all_sizes_in_one_piece(steps: int, level: bool, rotated: bool) 
     exponents = np.random.default_rng(8).integers(-90, 90, steps)[np.arange(120) * steps // 120]
     scale = np.float32(2.0) ** exponents.astype(np.float32)[:, None]
     scale[50:53] = scale[90] = 0.0
-    one, other = (replace(rows, stored=rows.stored * scale) for rows in (first, second))
+    one, other = (replace(rows, held=rows.stored * scale) for rows in (first, second))
     quick, slow = both_ways(one, other, (None, None), rotated)
     assert quick.rms > 0.1
     for name in NUMBERS:
@@ -112,7 +136,7 @@ def test_rows_of_all_sizes_in_one_piece(steps: int, level: bool, rotated: bool) 
 @pytest.mark.parametrize("rotated", [False, True])
 def test_equal_rows_leave_nothing(rotated: bool) -> None:
     first, _ = pair(np.float32, level=True, gained=True, shifted=False, order="C")
-    copy = replace(first, stored=first.stored.copy())
+    copy = replace(first, held=first.stored.copy())
     quick, slow = both_ways(first, copy, (None, None), rotated)
     assert quick.rms == quick.largest == quick.relative == 0.0
     assert quick.uncertainty == pytest.approx(slow.uncertainty, rel=1e-5)

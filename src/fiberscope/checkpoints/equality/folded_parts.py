@@ -26,7 +26,7 @@ def average_of(tables: list[Rows]) -> list[Noisy]:
     """
     count = sum(table.shape[0] for table in tables)
     first = Noisy.exact(np.zeros(tables[0].shape[1]))
-    exact = any(table.stored.dtype.itemsize > 4 for table in tables)
+    exact = any(table.held.dtype.itemsize > 4 for table in tables)
     if exact:
         first.value[:] = tables[0].part(np.s_[:1]).value[0]
     rest = Noisy.exact(np.zeros_like(first.value))

@@ -31,10 +31,10 @@ from fiberscope.checkpoints.equality.kernels import (
     powers_of,
 )
 
-Side = tuple[Matrix, Places, Array, Single, Array]
-"""A stored matrix and the next four arguments of :func:`folded`."""
+Side = tuple[Matrix, Places, Places, Array, Single, Array]
+"""A stored matrix and the next five arguments of :func:`folded`."""
 
-SIDE = f"Tuple(({MATRIX}, u8[::1], f8[:,::1], f4[:,::1], f8[::1]))"
+SIDE = f"Tuple(({MATRIX}, u8[::1], u8[::1], f8[:,::1], f4[:,::1], f8[::1]))"
 ROUNDING = (16 * 2.0**-52) ** 2
 """Rounding of the algebra, relative to the mean square of a row."""
 TINY = np.finfo(np.float64).tiny
@@ -72,11 +72,12 @@ def row_variances(
 
 
 @compiled(
-    f"UniTuple(f8, 2)({MATRIX}, u8[::1], f8[:,::1], f4[:,::1], f8[::1], u8, u8, f8[:,::1],"
+    f"UniTuple(f8, 2)({MATRIX}, u8[::1], u8[::1], f8[:,::1], f4[:,::1], f8[::1], u8, u8, f8[:,::1],"
     "f4[:,::1], f8[::1], f8[::1])"
 )
 def folded(
     stored: Matrix,
+    numbers: Places,
     columns: Places,
     by: Array,
     in_units: Single,
@@ -100,7 +101,7 @@ def folded(
     least, largest = np.inf, 0.0
     for start in range(0, count, BLOCK):
         some = min(BLOCK, count - start)
-        gather(stored, columns, width, first + start, some, rows)
+        gather(stored, numbers, columns, width, first + start, some, rows)
         for k in range(some):
             row = start + k
             value, variance = values[row, at : at + width], variances[row, at : at + width]
@@ -332,7 +333,7 @@ def circuits(
     )
     lengths = np.empty(4, np.int64)
     for i in range(4):
-        lengths[i] = (sides[i][2].shape[1] + extra[i]) * inside[i]
+        lengths[i] = (sides[i][3].shape[1] + extra[i]) * inside[i]
     plain, scaled = np.empty((2 * r, lengths[0])), np.empty((2 * r, lengths[0]))
     weights = np.empty(lengths[0]), np.empty(lengths[2])
     values = (
@@ -354,7 +355,7 @@ def circuits(
         settled[group] = False
         fits = True
         for i in range(4):
-            stored, columns, by, in_units, settings = sides[i]
+            stored, numbers, columns, by, in_units, settings = sides[i]
             step = lengths[i] // inside[i]
             for k in range(r):
                 sizes[i, k] = spreads[i, k] = 0.0
@@ -363,6 +364,7 @@ def circuits(
                 at = head * step
                 low, high = folded(
                     stored,
+                    numbers,
                     columns,
                     by,
                     in_units,

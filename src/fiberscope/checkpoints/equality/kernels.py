@@ -62,13 +62,20 @@ def compiled(signature: str) -> Callable[[Function], Function]:
     return decorate
 
 
-@compiled(f"void({MATRIX}, u8[::1], u8, u8, u8, f4[:,::1])")
+@compiled(f"void({MATRIX}, u8[::1], u8[::1], u8, u8, u8, f4[:,::1])")
 def gather(
-    stored: Matrix, columns: Places, width: int, start: int, count: int, rows: Single
+    stored: Matrix,
+    numbers: Places,
+    columns: Places,
+    width: int,
+    start: int,
+    count: int,
+    rows: Single,
 ) -> None:
     """Some rows.
 
-    ``columns`` tells which column stands at every place; if it is empty, each keeps its own.
+    ``numbers`` and ``columns`` tell which row and column of the matrix stand at every place; if one
+    is empty, each keeps its own.
     """
     # Unsigned indices, which need no check whether they count from the end.
     flat, down, across = stored[0], np.uint64(stored[1]), np.uint64(stored[2])
@@ -76,11 +83,16 @@ def gather(
         for j in range(width):
             column = columns[j] if len(columns) else np.uint64(j)
             first = start * down + column * across
-            for k in range(count):
-                rows[k, j] = flat[first + np.uint64(k) * down]
+            if len(numbers):
+                for k in range(count):
+                    rows[k, j] = flat[column * across + numbers[start + np.uint64(k)] * down]
+            else:
+                for k in range(count):
+                    rows[k, j] = flat[first + np.uint64(k) * down]
     else:
         for k in range(count):
-            first = (start + np.uint64(k)) * down
+            number = start + np.uint64(k)
+            first = (numbers[number] if len(numbers) else number) * down
             if len(columns):
                 for j in range(width):
                     rows[k, j] = flat[first + columns[j]]

@@ -176,12 +176,14 @@ def unit_for(one_by: Array, two_by: Array, typical: float, short: Single) -> flo
 
 
 @compiled(
-    f"void({MATRIX}, {MATRIX}, u8[::1], u8[::1], f8[:,::1], f8[:,::1], f8[:,::1], f8[:,::1],"
-    "f8[::1], f8, b1, b1, f8[:,::1])"
+    f"void({MATRIX}, {MATRIX}, u8[::1], u8[::1], u8[::1], u8[::1], f8[:,::1], f8[:,::1],"
+    "f8[:,::1], f8[:,::1], f8[::1], f8, b1, b1, f8[:,::1])"
 )
 def residuals(
     one: Matrix,
     two: Matrix,
+    one_numbers: Places,
+    two_numbers: Places,
     one_columns: Places,
     two_columns: Places,
     one_by: Array,
@@ -200,7 +202,7 @@ def residuals(
     ----------
     one, two
         Stored matrices, ``(n, d)``.
-    one_columns, two_columns
+    one_numbers, two_numbers, one_columns, two_columns
         See :func:`gather`.
     one_by, two_by
         What multiplies columns, ``(5, d)``; see :func:`folded_row`.
@@ -240,8 +242,8 @@ def residuals(
     unit = 0.0
     for start in range(0, count, block):
         some = min(block, count - start)
-        gather(one, one_columns, width, start, some, a)
-        gather(two, two_columns, width, start, some, b)
+        gather(one, one_numbers, one_columns, width, start, some, a)
+        gather(two, two_numbers, two_columns, width, start, some, b)
         for k in range(some):
             row, x, y = start + k, a[k, :width], b[k, :width]
             while True:

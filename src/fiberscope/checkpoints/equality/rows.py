@@ -41,8 +41,8 @@ class Rows:
 
     Attributes
     ----------
-    stored
-        Shape ``(n, d)``, in the stored format.
+    held
+        Rows as they are stored, in the stored format; ``(n, d)`` but for ``numbers``.
     offset, shifts, gain
         Added to every number, added to the rows of a mask ``(n,)``, and multiplied into every row
         (``(d,)``).
@@ -58,9 +58,11 @@ class Rows:
         ``(d,)``; None: all as they are.
     squares
         At least the squared norm of every stored row, where that is known.
+    numbers
+        Which of the rows that are held these are, ``(n,)``; None: all as they are.
     """
 
-    stored: NDArray[Any]
+    held: NDArray[Any]
     offset: float = 0.0
     shifts: tuple[tuple[NDArray[np.bool_], Noisy], ...] = ()
     gain: Noisy | None = None
@@ -70,15 +72,28 @@ class Rows:
     columns: NDArray[np.int64] | None = None
     signs: Array | None = None
     squares: float | None = None
+    numbers: NDArray[np.int64] | None = None
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, int]:
         """Shape of the table."""
-        return self.stored.shape
+        count, width = self.held.shape
+        return count if self.numbers is None else len(self.numbers), width
+
+    @once
+    def stored(self) -> NDArray[Any]:
+        """Stored numbers of these rows, ``(n, d)``; in another order, a copy that is kept."""
+        return self.held if self.numbers is None else taken(self.held, self.numbers, 0)
+
+    def some(self, index: Any) -> NDArray[Any]:
+        """Stored numbers of some rows."""
+        if self.numbers is None or "stored" in self.__dict__:
+            return np.asarray(self.stored[index])
+        return taken(self.held, self.numbers[index], 0)
 
     def part(self, index: Any) -> Noisy:
         """Some rows."""
-        stored = self.stored[index]
+        stored = self.some(index)
         if self.columns is not None:
             stored = taken(stored, self.columns, 1)
         rows = rounded(stored, self.offset)
@@ -87,9 +102,9 @@ class Rows:
             rows.value += np.where(chosen, by.value, 0.0)
             rows.variance += np.where(chosen, by.variance, 0.0)
         if self.gain is not None or self.level:
-            rows.fold(self.gain, centred=self.level, own=self.stored.dtype.itemsize > 4)
+            rows.fold(self.gain, centred=self.level, own=self.held.dtype.itemsize > 4)
         if self.mean is not None:
-            count = len(self.stored)
+            count = self.shape[0]
             rows.variance += (2 * np.finfo(np.float64).eps) ** 2 * np.square(rows.value)
             rows.variance *= 1 - 2 / count
             rows.variance += self.mean.variance
@@ -108,9 +123,9 @@ class Rows:
         Behind a centring they are taken relative to their own mean, which centring leaves alone.
         Their squares, so centred, add up to less than those of the whole row.
         """
-        if self.mean is not None or self.shifts or self.offset or not len(self.stored):
+        if self.mean is not None or self.shifts or self.offset or not self.shape[0]:
             return None
-        if self.stored.dtype != np.float32:
+        if self.held.dtype != np.float32:
             return None
         width = self.shape[1]
         if width < 2 * SKETCH:
@@ -118,7 +133,8 @@ class Rows:
         chosen = np.linspace(0, width - 1, SKETCH).astype(np.int64)
         part = replace(
             self,
-            stored=taken(self.stored, chosen if self.columns is None else self.columns[chosen], 1),
+            held=taken(self.stored, chosen if self.columns is None else self.columns[chosen], 1),
+            numbers=None,
             gain=None if self.gain is None else self.gain.take(chosen, 0),
             signs=None if self.signs is None else self.signs[chosen],
             columns=None,
@@ -182,7 +198,7 @@ class Rows:
 
     def _spread_below(self, before: Array) -> Array:
         """Bound on the summed variances of rows with these squared norms before centring."""
-        relative, least = coarseness(self.stored.dtype)
+        relative, least = coarseness(self.held.dtype)
         gain = Noisy.exact(np.ones(1)) if self.gain is None else self.gain
         live = gain.value != 0
         apart = gain.variance[live] / np.square(gain.value[live])
@@ -234,7 +250,7 @@ class Rows:
         """Whether the rows are stored numbers of a short format, and nothing else."""
         plain = self.gain is None and not self.level and self.mean is None and not self.shifts
         plain = plain and self.columns is None and self.signs is None and self.factor == 1.0
-        return plain and not self.offset and self.stored.dtype.name in SHORT
+        return plain and not self.offset and self.held.dtype.name in SHORT
 
     def _plain_dot(self, compiled: ModuleType, vector: Noisy, index: slice) -> Noisy:
         stored = compiled.matrix(self.stored[index])
@@ -269,13 +285,16 @@ class Rows:
         """Some rows, in the given order."""
         start, count = int(index[0]) if len(index) else 0, len(index)
         if np.array_equal(index, np.arange(start, start + count)):
-            if count == len(self.stored):
+            if count == self.shape[0]:
                 return self
             near = np.s_[start : start + count]
             masks = tuple((mask[near], by) for mask, by in self.shifts)
-            return replace(self, stored=self.stored[near], shifts=masks)
+            if self.numbers is None:
+                return replace(self, held=self.held[near], shifts=masks)
+            return replace(self, numbers=self.numbers[near], shifts=masks)
         masks = tuple((mask[index], by) for mask, by in self.shifts)
-        return replace(self, stored=taken(self.stored, index, 0), shifts=masks)
+        numbers = index if self.numbers is None else self.numbers[index]
+        return replace(self, numbers=numbers, shifts=masks)
 
     def renamed(self, order: NDArray[np.int64], sign: Array) -> Rows:
         """Columns in another order, and with signs."""

@@ -99,7 +99,7 @@ def settled_heads(
     left, shares, done = np.empty((count, 2, r, 6)), np.zeros(count), np.zeros(count, np.bool_)
     compiled.circuits(
         tuple(
-            (side.stored(np.s_[:]), side.columns, side.by, in_units, side.settings)
+            (*side.stored(), side.columns, side.by, in_units, side.settings)
             for side, in_units, _ in sides
         ),
         tuple(last for _, _, last in sides),

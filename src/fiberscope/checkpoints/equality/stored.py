@@ -72,10 +72,15 @@ class StoredModel:
         source, stored = model.source, model.matching.stored
         shapes = model.architecture.tensors
 
-        def load(name: str) -> NDArray[Any]:
-            return source.read(stored[name]).reshape(shapes[name])
-
         formats = {source.tensors[name].dtype for name in stored.values()}
+        # Small models stay in memory as a whole; mapped, they need no copy there.
+        widest = max({"float64": 8, "float32": 4}.get(form, 2) for form in formats)
+        small = model.architecture.parameters * widest <= SMALL_BYTES
+        read = source.mapped if small else source.read
+
+        def load(name: str) -> NDArray[Any]:
+            return read(stored[name]).reshape(shapes[name])
+
         return cls(
             str(location),
             model.architecture,

@@ -7,6 +7,7 @@ loops do not know, and everything where they cannot be compiled, goes the genera
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from fiberscope.checkpoints.equality.loops import loaded, loops
 from fiberscope.checkpoints.equality.noisy import SHORT, Array, Noisy, coarseness, least_power
+from fiberscope.checkpoints.equality.once import once
 from fiberscope.checkpoints.equality.rows import ENTRIES, MANY_ENTRIES, SKETCH, Rows, pieces
 from fiberscope.checkpoints.equality.silence import with_constant
 from fiberscope.checkpoints.equality.stack import Stack
@@ -31,6 +33,8 @@ from fiberscope.checkpoints.threads import in_order
 
 FAINTEST, STRONGEST = 1e-34, 1e30
 """Squares between which float32 has all its digits."""
+TOGETHER = 0.9
+"""Share of rows that follow the row before, from which rows in another order lie together."""
 REACH = 1e-12
 """Squared sizes of rows of a factor that have a common unit, relative to typical ones."""
 
@@ -108,8 +112,8 @@ class Side:
         """None for matrices that only the general way can handle."""
         width = rows.shape[1]
         apart = bool(rows.shifts) or bool(rows.offset)
-        compiled = loops(rows.stored.size)
-        if compiled is None or rows.stored.dtype.name not in SHORT or rows.mean is not None:
+        compiled = loops(math.prod(rows.shape))
+        if compiled is None or rows.held.dtype.name not in SHORT or rows.mean is not None:
             return None
         if rows.level and width < 3:
             return None  # a mean of two numbers leaves no variance of their own
@@ -125,7 +129,7 @@ class Side:
             by[compiled.GAIN] *= rows.gain.value
         # What centring leaves of each variance, besides what it adds to all.
         left = 1 - 2 / width if rows.level else 1.0
-        relative = coarseness(rows.stored.dtype)[0]
+        relative = coarseness(rows.held.dtype)[0]
         by[compiled.SPACING] = np.sqrt(relative * left) * np.abs(by[compiled.GAIN])
         if rows.gain is not None:
             by[compiled.PASSED] = np.sqrt(left * rows.gain.variance) * abs(rows.factor)
@@ -135,12 +139,12 @@ class Side:
         if rows.signs is not None:
             by[compiled.GAIN] *= rows.signs
         columns = np.zeros(0) if rows.columns is None else rows.columns
-        settings = np.array([rows.offset, least_power(rows.stored.dtype), float(rows.level)])
+        settings = np.array([rows.offset, least_power(rows.held.dtype), float(rows.level)])
         return cls(compiled, rows, np.ascontiguousarray(columns, dtype=np.uint64), by, settings)
 
     def typical_size(self) -> float:
         """Squared norm of a large row among a few, but for centring: a size to take a unit from."""
-        some = self.rows.stored[:: max(1, self.rows.shape[0] // SKETCH)].astype(np.float64)
+        some = self.rows.some(np.s_[:: max(1, self.rows.shape[0] // SKETCH)]).astype(np.float64)
         gain = float(np.square(self.by[self.compiled.GAIN]).mean())
         return float(np.vecdot(some, some).max(initial=0.0)) * gain
 
@@ -152,9 +156,25 @@ class Side:
         result[self.compiled.SHIFTED] = self.by[self.compiled.SHIFTED] * unit**2
         return result
 
-    def stored(self, index: slice) -> Any:
-        """Some rows as the loops read them."""
-        return self.compiled.matrix(self.rows.stored[index])
+    def stored(self, index: slice = np.s_[:]) -> tuple[Any, NDArray[np.uint64]]:
+        """Some rows as the loops read them: a matrix, and which of its rows (none: all)."""
+        rows = self.rows
+        none = np.zeros(0, dtype=np.uint64)
+        if rows.numbers is None or not self.is_near:
+            return self.compiled.matrix(rows.stored[index]), none
+        return self.compiled.matrix(rows.held), rows.numbers[index].astype(np.uint64)
+
+    @once
+    def is_near(self) -> bool:
+        """Whether rows in another order can be read from where they are held.
+
+        Single rows of a matrix that is stored by columns are read faster all at once.
+        """
+        held, numbers = self.rows.held, self.rows.numbers
+        if held.dtype != np.float32 or numbers is None or not len(numbers):
+            return False
+        together = np.diff(numbers, prepend=-2) == 1
+        return held.strides[1] <= held.strides[0] or float(together.mean()) > TOGETHER
 
 
 def _measured(
@@ -166,7 +186,8 @@ def _measured(
     rotated: bool,
 ) -> Piece:
     """Residuals of some rows."""
-    count, width = one.rows.stored[index].shape
+    matrices, numbers = zip(one.stored(index), other.stored(index), strict=True)
+    count, width = len(range(*index.indices(one.rows.shape[0]))), one.rows.shape[1]
     last = [
         np.zeros((2, count)) if constant is None else np.stack([constant.value, constant.variance])
         for constant in constants
@@ -174,8 +195,10 @@ def _measured(
     joined = constants[0] is not None
     found = np.empty((count, 6))
     loaded("residual_kernels").residuals(
-        one.stored(index),
-        other.stored(index),
+        matrices[0],
+        matrices[1],
+        numbers[0],
+        numbers[1],
         one.columns,
         other.columns,
         one.by,
@@ -252,7 +275,7 @@ def factors(first: Noisy, second: Noisy) -> list[Factor]:
 
 def common_unit(sides: Sequence[Side], length: int) -> tuple[float, float]:
     """A unit of rounding for rows of both models, and the typical squared norm; 0 where none is."""
-    coarse = max(coarseness(side.rows.stored.dtype)[0] for side in sides)
+    coarse = max(coarseness(side.rows.held.dtype)[0] for side in sides)
     typical = max(side.typical_size() for side in sides)
     top = typical * coarse / length
     if not 0 < top < np.inf:
@@ -277,7 +300,7 @@ def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
         values, variances = np.empty((count, width)), np.empty((count, width), dtype=np.float32)
         sizes, spreads = np.zeros(count), np.zeros(count)
         loaded("head_kernels").folded(
-            side.stored(np.s_[:]),
+            *side.stored(),
             side.columns,
             side.by,
             side.in_units(unit),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -107,11 +108,7 @@ def read_array(
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     buffer = np.empty(count, dtype=np.uint8)
     with opened(path) as (stream, size):
-        if offset + count > size:
-            raise InputError(
-                f"{path} was changed while it was read: tensor {quoted(what)} now ends beyond the "
-                f"file; run again once nothing writes to it."
-            )
+        _check_length(path, offset + count, size, what)
         stream.seek(offset)
         view = buffer.data
         while view:
@@ -123,3 +120,30 @@ def read_array(
                 )
             view = view[received:]
     return buffer.view(dtype).reshape(shape)
+
+
+def map_array(
+    path: Path, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], what: str
+) -> NDArray[Any]:
+    """Map one array stored contiguously at `offset`, a multiple of its item size; read-only.
+
+    Parameters and errors are those of `read_array`. Nothing is copied, so large arrays that are
+    kept anyway cost no memory of their own; what was looked at counts as resident.
+    """
+    count = int(np.prod(shape, dtype=np.int64))
+    start = offset - offset % mmap.ALLOCATIONGRANULARITY
+    end = offset + count * dtype.itemsize
+    with opened(path) as (stream, size):
+        _check_length(path, end, size, what)
+        if not count:
+            return np.empty(shape, dtype)
+        pages = mmap.mmap(stream.fileno(), end - start, access=mmap.ACCESS_READ, offset=start)
+    return np.frombuffer(pages, dtype, count, offset - start).reshape(shape)
+
+
+def _check_length(path: Path, end: int, size: int, what: str) -> None:
+    if end > size:
+        raise InputError(
+            f"{path} was changed while it was read: tensor {quoted(what)} now ends beyond the "
+            f"file; run again once nothing writes to it."
+        )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.formats.files import kind_of, quoted, read_array
+from fiberscope.checkpoints.formats.files import kind_of, map_array, quoted, read_array
 from fiberscope.checkpoints.formats.safetensors_header import Header, StoredTensor, read_header
 from fiberscope.checkpoints.formats.source import TensorInfo, WeightSource
 from fiberscope.checkpoints.formats.strict_json import read_object
@@ -53,6 +53,12 @@ class SafetensorsSource(WeightSource):
                 info.file, stored.offset, np.dtype("u1"), stored.shape, info.name
             ).astype(np.bool_)
         return read_array(info.file, stored.offset, stored.dtype, stored.shape, info.name)
+
+    def _map_stored(self, info: TensorInfo) -> NDArray[Any]:
+        stored = self._stored[info.name]
+        if stored.dtype == np.bool_ or stored.offset % stored.dtype.itemsize:
+            return self._read_stored(info)
+        return map_array(info.file, stored.offset, stored.dtype, stored.shape, info.name)
 
 
 def open_file(path: Path) -> SafetensorsSource:

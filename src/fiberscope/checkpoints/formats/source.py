@@ -79,12 +79,23 @@ class WeightSource(ABC):
         InputError
             If there is no such tensor, or its file can no longer be read.
         """
+        return self._read_stored(self._info(name))
+
+    def mapped(self, name: str) -> NDArray[Any]:
+        """Read one tensor as `read`, but leave its numbers in the file where the format allows it.
+
+        Such an array is read-only. The system reads what is looked at, and keeps it in memory as
+        long as there is room; a file that becomes shorter meanwhile ends the process.
+        """
+        return self._map_stored(self._info(name))
+
+    def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(self.aliases.get(name, name))
         if info is None:
             raise InputError(
                 f"{self.path} has no tensor {quoted(name)}; pass a checkpoint that stores it."
             )
-        return self._read_stored(info)
+        return info
 
     def read_float64(self, name: str, check_finite: bool = True) -> NDArray[np.float64]:
         """Read one tensor as float64.
@@ -134,6 +145,9 @@ class WeightSource(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _map_stored(self, info: TensorInfo) -> NDArray[Any]:
+        return self._read_stored(info)
 
     @abstractmethod
     def _read_stored(self, info: TensorInfo) -> NDArray[Any]:
