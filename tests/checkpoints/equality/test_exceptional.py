@@ -318,6 +318,42 @@ def test_values_mixed_between_equal_groups(config: dict[str, object]) -> None:
     same(model, source, moved(model, copy, 7))
 
 
+@pytest.mark.parametrize("forms", [("float32", "float32"), ("bfloat16", "float16")])
+def test_a_mixture_is_found_from_either_side(forms: tuple[str, str]) -> None:
+    """Heads equal as stored in the source are equal up to rounding in a moved copy."""
+    model = laid_out(toys.gpt2())
+    a = wire(model, model.default_observable).attentions[0]
+    source = drawn(model, 1)
+    for view in (a.query, a.key, a.query_bias, a.key_bias):
+        assert view is not None
+        array = view.read(source)
+        array[1] = array[0]
+        view.write(source, array)
+    source = stored(source, forms[0])
+    exact = {name: value.astype(np.float64) for name, value in source.items()}
+    copy = {name: value.copy() for name, value in exact.items()}
+    value, output = a.value.read(copy), a.output.read(copy)
+    value[0] += 0.5 * value[1]
+    output[1] = output[1] - 0.5 * output[0]
+    a.value.write(copy, value)
+    a.output.write(copy, output)
+    assert a.value_bias is not None
+    bias = a.value_bias.read(copy)
+    bias[0] += 0.5 * bias[1]
+    a.value_bias.write(copy, bias)
+    copy = moved(model, copy, 7)
+    assert output_change(model, exact, copy) < 1e-12
+    copy = stored(copy, forms[1])
+    forth, back = compared(model, source, copy), compared(model, copy, source)
+    for found in (forth, back):
+        assert found.outcome is Outcome.SAME, found.reason
+    assert forth.witness is not None
+    reached = forth.witness.apply(exact)
+    assert output_change(model, exact, reached) < 1e-9
+    assert back.witness is None
+    assert "compare in that order" in back.notes[-1]
+
+
 @pytest.mark.parametrize("query", ["kept", "other"])
 def test_equal_heads_merged_into_one(query: str) -> None:
     """One head of a group takes over what an equal one adds; the silent one's query is free."""

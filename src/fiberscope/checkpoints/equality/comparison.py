@@ -18,7 +18,7 @@ from fiberscope.checkpoints.equality.settings import differences
 from fiberscope.checkpoints.equality.statistic import Statistic
 from fiberscope.checkpoints.equality.stored import FORMATS, StoredModel
 from fiberscope.checkpoints.equality.tying import brought_together
-from fiberscope.checkpoints.equality.witness_check import backwards, checked_witness
+from fiberscope.checkpoints.equality.witness_check import backwards, checked_witness, way_back
 from fiberscope.checkpoints.forward import (
     Deviation,
     deviation,
@@ -211,6 +211,16 @@ def compare_models(
         inverse = backwards(one, other) if witness is not None and len(remarks) > 1 else None
         if inverse is not None:
             witness, failed, remarks = inverse
+        if failed and (back := way_back(one, other)) is not None:
+            # Heads may be equal, as moves need them, in the numbers of the other model alone.
+            witness, remarks = back
+            failed, turned = "", not turned
+            if turned:
+                witness = None
+                remarks += (
+                    "this witness leads from the second model to the first, whose stored numbers "
+                    "its inverse cannot start from: compare in that order to write it",
+                )
         if witness is not None and turned:
             witness = witness.inverse()
         if failed:

@@ -50,12 +50,10 @@ def backwards(
     Equal heads or neurons can be merged by moves that need them to be equal, and only the inverse
     of such a move splits one into several.
     """
-    found, outcome, _, _ = decided(second, first, None, 1)
-    if outcome is not Outcome.SAME:
+    back = way_back(first, second)
+    if back is None or len(back[1]) != 1:
         return None
-    witness, failed, remarks = checked_witness(second, first, found)
-    if witness is None or failed or len(remarks) != 1:
-        return None
+    witness, remarks = back
     try:
         inverse = witness.inverse()
         start = {
@@ -65,6 +63,15 @@ def backwards(
     except InputError:
         return None
     return inverse, "", (f"built from the second model to the first: {remarks[0]}",)
+
+
+def way_back(first: StoredModel, second: StoredModel) -> tuple[Witness, tuple[str, ...]] | None:
+    """A witness from the second model to the first that passes its check, and remarks."""
+    found, outcome, _, _ = decided(second, first, None, 1)
+    if outcome is not Outcome.SAME:
+        return None
+    witness, failed, remarks = checked_witness(second, first, found)
+    return None if witness is None or failed else (witness, remarks)
 
 
 def check(
