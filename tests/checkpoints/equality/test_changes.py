@@ -93,6 +93,19 @@ def test_a_few_units_in_the_last_place_of_a_tied_embedding(form: str) -> None:
     assert found.first_difference == "token embedding"
 
 
+@pytest.mark.parametrize("name", ["word", "position", "token_type"])
+def test_a_row_of_one_of_several_embeddings(name: str) -> None:
+    """The mean of a short table counts in the first one, which has not changed."""
+    model = laid_out(toys.bert())
+    source = stored(drawn(model, 1), "float32")
+    copy = {key: value.copy() for key, value in source.items()}
+    copy[f"embeddings.{name}_embeddings.weight"][0, 1] += 1e-4
+    found = compared(model, source, copy)
+    assert found.outcome is Outcome.DIFFERENT
+    label = {"word": "token"}.get(name, name.replace("_", " "))
+    assert found.first_difference == f"{label} embedding"
+
+
 def test_a_final_gain_of_a_tied_model() -> None:
     model = laid_out(toys.gpt2())
     source = drawn(model, 1)

@@ -10,7 +10,7 @@ from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.folded_parts import Vectors
 from fiberscope.checkpoints.equality.frame import Frame, Freedom, freedom
 from fiberscope.checkpoints.equality.open_coordinates import open_coordinates, open_directions
-from fiberscope.checkpoints.equality.statistic import SAME_MAX, allowance
+from fiberscope.checkpoints.equality.statistic import SAME_MAX, Statistic, allowance
 from fiberscope.checkpoints.equality.stored import StoredModel
 from fiberscope.checkpoints.ledger import Ledger, ledger
 from fiberscope.verdict import Outcome
@@ -73,6 +73,16 @@ def _undetermined(count: int, frame: Frame) -> str:
     )
 
 
+def _first(found: Alignment, differing: list[Statistic]) -> Statistic:
+    """The part to name. Embeddings are added up, and a constant of one counts in another.
+
+    One changed row of a short table moves its mean, and so every row of the table that takes it:
+    of tables the one that differs most has changed.
+    """
+    tables = [part for part in found.statistics[: found.tables] if part.is_different]
+    return max(tables, key=lambda part: part.rms) if tables else differing[0]
+
+
 def _decide(found: Alignment, tables: set[str]) -> tuple[Outcome, str, str]:
     """Verdict, reason, and the first difference.
 
@@ -96,7 +106,7 @@ def _decide(found: Alignment, tables: set[str]) -> tuple[Outcome, str, str]:
             )
         if not differing:
             return Outcome.DIFFERENT, found.mismatches[0], found.mismatches[0].split(":")[0]
-        part = apart[0] if found.frame.undetermined else differing[0]
+        part = apart[0] if found.frame.undetermined else _first(found, differing)
         if share > VACUOUS and max(one.rms for one in differing) < BLURRED:
             # The basis of a circuit that rounding blurs is as uncertain as the circuit.
             return (
