@@ -137,7 +137,7 @@ def comparison_table(found: CheckpointComparison, first: str, second: str) -> Gr
         head.add_row("moved by", f"{one['mechanism']} ({one['places']} places{size}{stretched})")
     for note in found.notes:
         head.add_row("note", note)
-    return Group(head, _statistics(found.statistics))
+    return Group(head, _statistics(found.statistics)) if found.statistics else Group(head)
 
 
 def _statistics(statistics: tuple[Statistic, ...]) -> Any:
