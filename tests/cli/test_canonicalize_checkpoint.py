@@ -177,3 +177,18 @@ def test_bad_requests_leave_nothing(
         assert err.startswith("fiberscope: ") and err.count("\n") == 1
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
     assert not (tmp_path / "out").exists()
+
+
+def test_values_that_are_not_finite_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tensors = random_tensors(TINY_LLAMA)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name][1, 2] = np.nan
+    code, out, err = run(
+        capsys, checkpoint(tmp_path / "in", TINY_LLAMA, tensors), "-o", tmp_path / "out"
+    )
+    assert (code, out) == (3, "")
+    assert err.count("\n") == 1
+    assert str(tmp_path / "in") in err and name in err and "NaN" in err
+    assert not (tmp_path / "out").exists()

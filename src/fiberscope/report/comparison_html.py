@@ -116,7 +116,7 @@ def _chart(statistics: tuple[Statistic, ...]) -> str:
     finite = [part.rms for part in shown if 0 < part.rms < math.inf]
     low = math.floor(min([math.log10(rms) for rms in finite] + [-1.0]))
     high = math.ceil(max([math.log10(rms) for rms in finite] + [1.0]))
-    height = ROW * len(shown) + 40
+    height = ROW * len(shown) + 58
 
     def place(value: float) -> float:
         if value <= 0:
@@ -127,7 +127,7 @@ def _chart(statistics: tuple[Statistic, ...]) -> str:
     parts = []
     last = -100.0
     for value in (1.0, SAME_RMS, DIFFERENT_RMS):
-        parts.append(line(place(value), 14, place(value), height - 22, "rule"))
+        parts.append(line(place(value), 14, place(value), height - 40, "rule"))
         if place(value) - last > 24:
             last = place(value)
             parts.append(text(last, 10, f"{value:g}", "middle"))
@@ -138,7 +138,9 @@ def _chart(statistics: tuple[Statistic, ...]) -> str:
         width = max(1.0, place(part.rms) - LEFT)
         parts.append(rectangle(LEFT, top + 3, width, ROW - 6, fill, f"{part.name}: {part.rms:.3g}"))
     for power in range(low, high + 1):
-        parts.append(text(place(10.0**power), height - 6, f"1e{power}", "middle"))
+        parts.append(text(place(10.0**power), height - 24, f"1e{power}", "middle"))
+    middle = (LEFT + WIDTH - 60) / 2
+    parts.append(text(middle, height - 6, "rms of the residuals, in roundings", "middle"))
     return drawing(WIDTH, height, parts, "Residuals in roundings, one bar a circuit or tensor")
 
 

@@ -49,6 +49,10 @@ def test_reads_what_the_library_wrote(tmp_path: Path) -> None:
         read = weights.read(name)
         assert read.dtype == value.dtype
         np.testing.assert_array_equal(read, value)
+        mapped = weights.mapped(name)
+        assert mapped.dtype == value.dtype
+        np.testing.assert_array_equal(mapped, value)
+        assert not mapped.flags.writeable or not mapped.size
         wide = weights.read_float64(name)
         assert wide.dtype == np.float64
         np.testing.assert_array_equal(wide, value.astype(np.float64))
@@ -80,6 +84,23 @@ def test_number_formats(tmp_path: Path, label: str, dtype: type) -> None:
     assert weights.tensors["x"].dtype == np.dtype(dtype).name
     assert weights.read("x").dtype == np.dtype(dtype)
     np.testing.assert_array_equal(weights.read_float64("x"), [[0, 1, 2], [3, 4, 5]])
+    np.testing.assert_array_equal(weights.mapped("x"), weights.read("x"))
+
+
+def test_numbers_that_lie_between_their_places(tmp_path: Path) -> None:
+    """A byte before them, so that no array can be laid over the file."""
+    value = np.arange(5, dtype=np.float32)
+    header = {
+        "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        "x": {"dtype": "F32", "shape": [5], "data_offsets": [1, 21]},
+        "none": {"dtype": "F32", "shape": [0, 3], "data_offsets": [21, 21]},
+    }
+    write_directory(tmp_path, {})
+    raw_safetensors(tmp_path / "model.safetensors", header, b"\x07" + value.tobytes())
+    weights = opened(tmp_path)
+    np.testing.assert_array_equal(weights.mapped("x"), value)
+    assert weights.mapped("x").flags.aligned
+    assert weights.mapped("none").shape == (0, 3)
 
 
 def test_bytes_of_booleans_other_than_zero_and_one_are_true(tmp_path: Path) -> None:
@@ -123,13 +144,15 @@ def test_a_name_that_is_not_stored(tmp_path: Path) -> None:
 def test_a_file_that_shrinks_after_it_was_opened(tmp_path: Path) -> None:
     weights = opened(write_directory(tmp_path, {"x": np.ones(100, np.float32)}))
     (tmp_path / "model.safetensors").write_bytes(bytes(50))
-    with pytest.raises(InputError) as caught:
-        weights.read("x")
-    assert "'x'" in one_sentence(caught.value)
+    for read in (weights.read, weights.mapped):
+        with pytest.raises(InputError) as caught:
+            read("x")
+        assert "'x'" in one_sentence(caught.value)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(InputError) as caught:
-        weights.read("x")
-    assert "does not exist" in one_sentence(caught.value)
+    for read in (weights.read, weights.mapped):
+        with pytest.raises(InputError) as caught:
+            read("x")
+        assert "does not exist" in one_sentence(caught.value)
 
 
 def test_every_truncation_and_any_trailing_byte_is_an_error(tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ def workspace_of(model: OpenModel, target: str | None = None, *, narrow: bool = 
         lambda name: source.tensors[matching.stored[name]].dtype,
         target,
         narrow=narrow,
+        label=str(model.checkpoint.path),
     )
 
 

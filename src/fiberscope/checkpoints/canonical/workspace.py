@@ -51,6 +51,8 @@ class Workspace:
     narrow
         Hand out tensors in the format they will be written in where rounding loses nothing that a
         later check asks for; otherwise, and always without it, what has changed comes in float64.
+    label
+        What errors call the model.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Workspace:
         target: str | None = None,
         *,
         narrow: bool = False,
+        label: str = "model",
     ) -> None:
+        self.label = label
         self.architecture, self.target, self.narrow = architecture, target, narrow
         self._load, self._format_of = load, format_of
         self._held: dict[str, NDArray[Any]] = {}
@@ -83,8 +87,8 @@ class Workspace:
             array = self._load(name).reshape(self.architecture.tensors[name])
             if not _is_finite(array):
                 raise InputError(
-                    f"tensor {name!r} has NaN or infinite values; use a checkpoint whose weights "
-                    "are finite"
+                    f"{self.label}: tensor {name!r} has NaN or infinite values; "
+                    "use a checkpoint whose weights are finite"
                 )
             self._held[name] = array
         return self._held[name]
