@@ -52,7 +52,8 @@ def test_reads_what_the_library_wrote(tmp_path: Path) -> None:
         mapped = weights.mapped(name)
         assert mapped.dtype == value.dtype
         np.testing.assert_array_equal(mapped, value)
-        assert not mapped.flags.writeable or not mapped.size
+        if value.dtype == np.float32 and value.size:
+            assert not mapped.flags.writeable
         wide = weights.read_float64(name)
         assert wide.dtype == np.float64
         np.testing.assert_array_equal(wide, value.astype(np.float64))
