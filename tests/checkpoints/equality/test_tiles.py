@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -216,3 +217,18 @@ def test_loops_compile_where_nothing_can_be_kept_on_disk() -> None:
     twice = compiled("f8(f8)")(names["twice"])
     assert twice(1.5) == 3.0
     assert twice.signatures
+
+
+def test_compiled_loops_are_kept_under_what_they_were_compiled_from(tmp_path: Path) -> None:
+    """Loops of one file hold compiled copies of those of another, whose changes must count."""
+    from fiberscope.checkpoints.equality import head_kernels, kernels
+
+    version = kernels.digest(Path(kernels.__file__).parent.glob("*kernels.py"))
+    kept = head_kernels.circuits._cache._cache_path  # type: ignore[attr-defined]
+    assert list(Path(kept).glob(f"head_kernels.circuits_{version}-*.nbi"))
+    files = [tmp_path / name for name in ("a_kernels.py", "b_kernels.py")]
+    for file in files:
+        file.write_text("x = 1\n")
+    before = kernels.digest(files)
+    files[1].write_text("x = 2\n")
+    assert kernels.digest(files) != before == kernels.digest([files[0], files[0]])

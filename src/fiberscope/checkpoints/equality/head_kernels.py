@@ -11,151 +11,31 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fiberscope.checkpoints.equality.kernels import (
-    BLOCK,
-    GAIN,
-    MATRIX,
-    PADDING,
-    PASSED,
-    SHIFT,
-    SHIFTED,
-    SPACING,
-    Array,
-    Bits,
-    Matrix,
-    Places,
-    Single,
-    compiled,
-    gather,
-    measured_row,
-    powers_of,
+from fiberscope.checkpoints.equality.factor_kernels import (
+    SIDE,
+    Side,
+    column_weights,
+    enter_noises,
+    read_factor,
 )
+from fiberscope.checkpoints.equality.kernels import Array, Single, compiled, measured_row
 
-Side = tuple[Matrix, Places, Places, Array, Single, Array]
-"""A stored matrix and the next five arguments of :func:`folded`."""
-
-SIDE = f"Tuple(({MATRIX}, u8[::1], u8[::1], f8[:,::1], f4[:,::1], f8[::1]))"
-ROUNDING = (16 * 2.0**-52) ** 2
-"""Rounding of the algebra, relative to the mean square of a row."""
-TINY = np.finfo(np.float64).tiny
+LIVE = 1e-4
+"""Squared norm of a product, relative to its bound, from which float32 tells it."""
 FARTHEST = 1e8
 """Norms of a matrix and its inverse, multiplied, up to which the inverse is trusted."""
 
 
-@compiled("UniTuple(f8, 2)(f4[::1], f8[:,::1], f8, f8[::1])")
-def row_values(stored: Single, by: Array, offset: float, value: Array) -> tuple[float, float]:
-    """Values of a row as by ``kernels.folded_row``: their sum and squared norm."""
-    total = size = 0.0
-    for j in range(len(stored)):
-        folded = (np.float64(stored[j]) + offset + by[SHIFT, j]) * by[GAIN, j]
-        value[j] = folded
-        total += folded
-        size += folded * folded
-    return total, size
+@compiled("f8[:,::1](f8[:,::1], f8[:,::1])")
+def product(one: Array, two: Array) -> Array:
+    """``one @ two``."""
+    return np.dot(one, two)
 
 
-@compiled("f8(f4[::1], u4[::1], f4[:,::1], f4, f4[::1])")
-def row_variances(
-    stored: Single, bits: Bits, by: Single, least: np.float32, variance: Single
-) -> float:
-    """Variances of a row as by ``kernels.folded_row``, but in float32: their sum."""
-    powers_of(stored, bits)
-    powers = bits.view(np.float32)
-    spread = np.float32(0.0)
-    for j in range(len(stored)):
-        own = max(powers[j], least) * by[SPACING, j]
-        passed = stored[j] * by[PASSED, j]
-        noise = own * own + passed * passed + by[SHIFTED, j]
-        variance[j] = noise
-        spread += noise
-    return np.float64(spread)
-
-
-@compiled(
-    f"UniTuple(f8, 2)({MATRIX}, u8[::1], u8[::1], f8[:,::1], f4[:,::1], f8[::1], u8, u8, f8[:,::1],"
-    "f4[:,::1], f8[::1], f8[::1])"
-)
-def folded(
-    stored: Matrix,
-    numbers: Places,
-    columns: Places,
-    by: Array,
-    in_units: Single,
-    settings: Array,
-    first: int,
-    at: int,
-    values: Array,
-    variances: Single,
-    sizes: Array,
-    spreads: Array,
-) -> tuple[float, float]:
-    """Folded rows from the ``first`` on, and their variances in units in float32.
-
-    They are entered from column ``at`` on; squared norms and summed variances are added up.
-    ``by`` and the first three of ``settings`` are those of ``kernels.residuals``, and ``in_units``
-    what of ``by`` variances are made of in units. Returns the least and the largest squared norm.
-    """
-    count, width = len(sizes), by.shape[1]
-    rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)
-    power = np.float32(settings[1])
-    least, largest = np.inf, 0.0
-    for start in range(0, count, BLOCK):
-        some = min(BLOCK, count - start)
-        gather(stored, numbers, columns, width, first + start, some, rows)
-        for k in range(some):
-            row = start + k
-            value, variance = values[row, at : at + width], variances[row, at : at + width]
-            total, size = row_values(rows[k, :width], by, settings[0], value)
-            spread = row_variances(rows[k, :width], bits, in_units, power, variance)
-            if settings[2] > 0:
-                mean, more = total / width, spread / (width * (width - 2.0))
-                size = max(size - total * mean, 0.0)
-                spread += width * more
-                added = np.float32(more)
-                for j in range(width):
-                    value[j] -= mean
-                    variance[j] += added
-            sizes[row] += size
-            spreads[row] += spread
-            least, largest = min(least, size), max(largest, size)
-    return least, largest
-
-
-@compiled("i8(f4[:,::1], f4[:,::1], f8, f8[::1])")
-def column_weights(one: Single, two: Single, alike: float, weights: Array) -> int:
-    """Weights of the squares in a column, as by ``factors.weighed_columns``.
-
-    Returns 0 where they are one for all, 1 where they are not, and -1 without any rounding.
-    """
-    count, width = one.shape
-    share = np.empty(width, np.float32)
-    weights[:] = 0.0
-    for number in range(2):
-        rows = two if number else one
-        share[:] = np.float32(0.0)
-        for k in range(count):
-            row = rows[k]
-            for j in range(width):
-                share[j] += row[j]
-        whole = 0.0
-        for j in range(width):
-            whole += share[j]
-        if not whole > 0:
-            return -1
-        for j in range(width):
-            weights[j] += share[j] * (width / whole)
-    typical = inverse = 0.0
-    least = np.inf
-    for j in range(width):
-        typical += weights[j] / width
-        least = min(least, weights[j])
-        inverse += 1 / weights[j] / width
-    if least > 0 and typical * inverse < alike:
-        weights[:] = 1.0
-        return 0
-    for j in range(width):
-        weights[j] = typical / max(weights[j], 1e-12 * typical)
-    return 1
+@compiled("f8[:,::1](f8[:,::1], f8[:,::1])")
+def products_of_rows(one: Array, two: Array) -> Array:
+    """``one @ two^T``."""
+    return np.dot(one, two.T)
 
 
 @compiled("UniTuple(f8, 2)(f8[:,::1])")
@@ -182,27 +62,6 @@ def inverted(matrix: Array, inverse: Array) -> bool:
             inverse[i, j] = found[i, j]
     # Written so that what is not a number is not trusted.
     return squares_of(matrix)[0] * squares_of(inverse)[0] < FARTHEST * FARTHEST
-
-
-@compiled("void(f8[:,::1], f4[:,::1], f8[::1], f8[::1], f8[::1])")
-def weigh(values: Array, variances: Single, weights: Array, sizes: Array, spreads: Array) -> None:
-    """Enter weighed squared norms and summed variances of rows."""
-    for i in range(len(sizes)):
-        size = spread = 0.0
-        x, y = values[i], variances[i]
-        for j in range(len(weights)):
-            size += x[j] * x[j] * weights[j]
-            spread += np.float64(y[j]) * weights[j]
-        sizes[i], spreads[i] = size, spread
-
-
-@compiled("void(f8[::1], f8[::1], i8, f8, f8[::1])")
-def row_noises(sizes: Array, spreads: Array, length: int, unit: float, noise: Array) -> None:
-    """Mean variances of rows, and at least what float64 sees; ``factors._smallest``."""
-    largest = sizes.max() / length
-    for i in range(len(sizes)):
-        floor = max(sizes[i] / length, 1e-12 * largest) * ROUNDING
-        noise[i] = max(spreads[i] / (length * unit * unit), floor, TINY)
 
 
 @compiled(
@@ -246,7 +105,7 @@ def left_over(
         The score: weighed squared residuals in units of the row noise, summed.
     """
     count, width = second.shape
-    moved = np.dot(matrix, first)
+    moved = product(matrix, first)
     weights = np.empty((count, count), np.float32)
     for i in range(count):
         for j in range(count):
@@ -282,6 +141,63 @@ def left_over(
     return score
 
 
+@compiled("b1(f8[:,::1], f8[:,::1], f8[::1], b1, f8[:,::1], f8[:,::1], f8[:,::1])")
+def fit(
+    plain: Array,
+    scaled: Array,
+    weights: Array,
+    weighed: bool,
+    matrix: Array,
+    dual: Array,
+    squares: Array,
+) -> bool:
+    """Least squares: the change from the first half of the rows of ``plain`` to the second.
+
+    Enters it, its inverse transposed, and the products of the second half of the rows with each
+    other, as they should be. Says whether all that can be trusted.
+    """
+    count, length = len(matrix), plain.shape[1]
+    first, second = plain[:count], plain[count:]
+    if weighed:
+        for k in range(2 * count):
+            for j in range(length):
+                scaled[k, j] = plain[k, j] * weights[j]
+        products = products_of_rows(scaled, first)
+    else:
+        products = products_of_rows(plain, first)
+    inverse = np.empty((count, count))
+    if not inverted(products[:count], inverse):
+        return False
+    found = product(products[count:], inverse)
+    if not inverted(found, inverse):
+        return False
+    if weighed:
+        carried = products_of_rows(second, second)
+    else:
+        # The first half carried over is the second, up to rounding.
+        carried = products_of_rows(product(found, products[:count]), found)
+    for i in range(count):
+        for j in range(count):
+            matrix[i, j] = found[i, j]
+            dual[i, j] = inverse[j, i]
+            squares[i, j] = carried[i, j]
+    return True
+
+
+@compiled("f8(f8[:,::1], f8[:,::1], f4[:,::1])")
+def product_size(squares: Array, values: Array, short: Single) -> float:
+    """Squared norm of a product: of one factor the products of rows are given."""
+    for k in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            short[k, j] = np.float32(values[k, j])
+    others = np.dot(short, short.T)
+    size = 0.0
+    for i in range(len(squares)):
+        for j in range(len(squares)):
+            size += squares[i, j] * others[i, j]
+    return size
+
+
 @compiled(
     f"void(UniTuple({SIDE}, 4), UniTuple(f8[:,::1], 4), i8[::1], f8[::1], f8[::1], b1,"
     "f8[:,:,::1], f8[:,:,::1], f8[:,:,:,::1], f8[::1], b1[::1])"
@@ -308,7 +224,7 @@ def circuits(
     constants
         One more entry for every row of each, and its variance in units, ``(2, n)``, or ``(2, 0)``.
     inside
-        How many heads each factor has side by side.
+        How many heads plain and dual factors have side by side.
     units
         Units of rounding of plain and dual factors, then typical squared norms of their rows.
     limits
@@ -325,140 +241,107 @@ def circuits(
     leverage, enough, alike, rounding = limits[0], limits[1], limits[2], limits[3]
     farthest, strongest, least, largest = limits[4], limits[5], limits[6], limits[7]
     count, r = matrices.shape[0], matrices.shape[1]
-    extra = (
-        min(1, constants[0].shape[1]),
-        min(1, constants[1].shape[1]),
-        min(1, constants[2].shape[1]),
-        min(1, constants[3].shape[1]),
-    )
-    lengths = np.empty(4, np.int64)
-    for i in range(4):
-        lengths[i] = (sides[i][3].shape[1] + extra[i]) * inside[i]
-    plain, scaled = np.empty((2 * r, lengths[0])), np.empty((2 * r, lengths[0]))
-    weights = np.empty(lengths[0]), np.empty(lengths[2])
-    values = (
-        plain[:r],
-        plain[r:],
-        np.empty((r, lengths[2])),
-        np.empty((r, lengths[3])),
-    )
-    variances = (
-        np.empty((r, lengths[0]), np.float32),
-        np.empty((r, lengths[1]), np.float32),
-        np.empty((r, lengths[2]), np.float32),
-        np.empty((r, lengths[3]), np.float32),
-    )
+    length = (sides[0][3].shape[1] + min(1, constants[0].shape[1])) * inside[0]
+    across = (sides[2][3].shape[1] + min(1, constants[2].shape[1])) * inside[1]
+    plain, scaled, weights = np.empty((2 * r, length)), np.empty((2 * r, length)), np.empty(length)
+    first, second = plain[:r], plain[r:]
+    noise, other_noise = np.empty((r, length), np.float32), np.empty((r, length), np.float32)
+    back, moved_back, weights_back = np.empty((r, across)), np.empty((r, across)), np.empty(across)
+    noise_back, other_back = np.empty((r, across), np.float32), np.empty((r, across), np.float32)
+    short, squares = np.empty((r, across), np.float32), np.empty((r, r))
     sizes, spreads, noises = np.empty((4, r)), np.empty((4, r)), np.empty((4, r))
-    inverse, written = np.empty((r, r)), np.empty((r, lengths[3]), np.float32)
-    means, scores = np.empty((2, r)), np.empty(2)
     for group in range(count):
         settled[group] = False
-        fits = True
-        for i in range(4):
-            stored, numbers, columns, by, in_units, settings = sides[i]
-            step = lengths[i] // inside[i]
-            for k in range(r):
-                sizes[i, k] = spreads[i, k] = 0.0
-            for head in range(inside[i]):
-                first = (group * inside[i] + head) * r
-                at = head * step
-                low, high = folded(
-                    stored,
-                    numbers,
-                    columns,
-                    by,
-                    in_units,
-                    settings,
-                    first,
-                    at,
-                    values[i],
-                    variances[i],
-                    sizes[i],
-                    spreads[i],
-                )
-                fits &= low > least * units[2 + i // 2] and high < largest * units[2 + i // 2]
-                if extra[i]:
-                    for k in range(r):
-                        constant, variance = constants[i][0, first + k], constants[i][1, first + k]
-                        values[i][k, at + step - 1] = constant
-                        variances[i][k, at + step - 1] = np.float32(variance)
-                        sizes[i, k] += constant * constant
-                        spreads[i, k] += variance
-        weighed = column_weights(variances[0], variances[1], alike, weights[0])
-        across = column_weights(variances[2], variances[3], alike, weights[1])
-        if not fits or min(weighed, across) < 0:
+        low, high = read_factor(
+            sides[0], constants[0], group, inside[0], first, noise, sizes[0], spreads[0]
+        )
+        fits = low > least * units[2] and high < largest * units[2]
+        low, high = read_factor(
+            sides[1], constants[1], group, inside[0], second, other_noise, sizes[1], spreads[1]
+        )
+        fits &= low > least * units[2] and high < largest * units[2]
+        low, high = read_factor(
+            sides[2], constants[2], group, inside[1], back, noise_back, sizes[2], spreads[2]
+        )
+        fits &= low > least * units[3] and high < largest * units[3]
+        low, high = read_factor(
+            sides[3], constants[3], group, inside[1], moved_back, other_back, sizes[3], spreads[3]
+        )
+        fits &= low > least * units[3] and high < largest * units[3]
+        weighed = column_weights(noise, other_noise, alike, weights)
+        weighed_back = column_weights(noise_back, other_back, alike, weights_back)
+        if not fits or min(weighed, weighed_back) < 0:
             continue
-        for i in range(4):
-            unit, some = units[i // 2], weights[i // 2]
-            if across if i > 1 else weighed:
-                weigh(values[i], variances[i], some, means[0], means[1])
-                row_noises(means[0], means[1], len(some), unit, noises[i])
-            else:
-                row_noises(sizes[i], spreads[i], len(some), unit, noises[i])
+        enter_noises(first, noise, weights, weighed > 0, units[0], sizes[0], spreads[0], noises[0])
+        enter_noises(
+            second, other_noise, weights, weighed > 0, units[0], sizes[1], spreads[1], noises[1]
+        )
+        enter_noises(
+            back,
+            noise_back,
+            weights_back,
+            weighed_back > 0,
+            units[1],
+            sizes[2],
+            spreads[2],
+            noises[2],
+        )
+        enter_noises(
+            moved_back,
+            other_back,
+            weights_back,
+            weighed_back > 0,
+            units[1],
+            sizes[3],
+            spreads[3],
+            noises[3],
+        )
         matrix, dual = matrices[group], duals[group]
-        # Products of the plain rows of both with those of the first.
-        if weighed:
-            for k in range(2 * r):
-                for j in range(lengths[0]):
-                    scaled[k, j] = plain[k, j] * weights[0][j]
-            products = np.dot(scaled, plain[:r].T)
-        else:
-            products = np.dot(plain, plain[:r].T)
-        gram = products[:r]
-        if not inverted(gram, inverse):
+        if not fit(plain, scaled, weights, weighed > 0, matrix, dual, squares):
             continue
-        np.dot(products[r:], inverse, matrix)
-        if not inverted(matrix, inverse):
-            continue
-        for i in range(r):
-            for j in range(r):
-                dual[i, j] = inverse[j, i]
         (one, reach), (two, other_reach) = squares_of(matrix), squares_of(dual)
         condition = np.sqrt(one * two)
         if not (condition < farthest and max(reach, other_reach) < strongest):
             continue
         allowed = rounding * max(condition, 1.0)
-        for i in range(2):
-            k = 2 * i
-            scores[i] = left_over(
-                dual if i else matrix,
-                values[k],
-                values[k + 1],
-                variances[k + 1],
-                variances[k],
-                weights[i],
-                sizes[k : k + 2],
-                spreads[k : k + 2],
-                noises[k : k + 2],
-                units[i],
-                allowed,
-                leverage,
-                rotated,
-                found[group, i],
-            )
-        share = lengths[2] / (lengths[0] + lengths[2])
-        total = max(scores[0] + scores[1], scores[0] / (1 - share), scores[1] / share)
+        score = left_over(
+            matrix,
+            first,
+            second,
+            other_noise,
+            noise,
+            weights,
+            sizes[:2],
+            spreads[:2],
+            noises[:2],
+            units[0],
+            allowed,
+            leverage,
+            rotated,
+            found[group, 0],
+        )
+        score_back = left_over(
+            dual,
+            back,
+            moved_back,
+            other_back,
+            noise_back,
+            weights_back,
+            sizes[2:],
+            spreads[2:],
+            noises[2:],
+            units[1],
+            allowed,
+            leverage,
+            rotated,
+            found[group, 1],
+        )
+        share = across / (length + across)
+        total = max(score + score_back, score / (1 - share), score_back / share)
         if not total <= enough:
             continue
-        one = two = 0.0
-        for k in range(r):
-            one += sizes[1, k]
-            two += sizes[3, k]
-        bound = one * two
-        # The first model's factor carried over is the second's, up to rounding.
-        for k in range(r):
-            for j in range(lengths[3]):
-                written[k, j] = np.float32(values[3][k, j])
-        squares = np.dot(written, written.T)
-        if weighed:
-            carried = np.dot(values[1], values[1].T)
-        else:
-            carried = np.dot(np.dot(matrix, gram), matrix.T)
-        size = 0.0
-        for i in range(r):
-            for j in range(r):
-                size += carried[i, j] * squares[i, j]
-        if not size > 1e-4 * bound:
+        size = product_size(squares, moved_back, short)
+        if not size > LIVE * sizes[1].sum() * sizes[3].sum():
             continue
         spread = 0.0
         for k in range(2):

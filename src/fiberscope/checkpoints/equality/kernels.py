@@ -10,7 +10,9 @@ numbers are finite: a sum that may be reordered, and a maximum that ignores NaN,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,10 +51,27 @@ def matrix(stored: NDArray[Any]) -> Matrix:
     return as_strided(array, (span,), (4,), writeable=False), rows, columns
 
 
+def digest(sources: Iterable[Path]) -> str:
+    """A few digits that change with the contents of files."""
+    found = sha256()
+    for path in sorted(sources):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+try:
+    _VERSION = digest(Path(__file__).parent.glob("*kernels.py"))
+except OSError:  # not on disk
+    _VERSION = "0"
+
+
 def compiled(signature: str) -> Callable[[Function], Function]:
     """Compile a function for one signature, now; kept on disk where there is a place for it."""
 
     def decorate(function: Function) -> Function:
+        # Functions are kept by name, with those of other files that they call: Numba would go on
+        # using them after a change of such a file alone.
+        function.__qualname__ = f"{function.__name__}_{_VERSION}"
         options = {"nogil": True, "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
         try:
             return njit(signature, cache=True, error_model="numpy", **options)(function)

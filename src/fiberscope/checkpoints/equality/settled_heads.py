@@ -103,7 +103,7 @@ def settled_heads(
             for side, in_units, _ in sides
         ),
         tuple(last for _, _, last in sides),
-        np.array([inside[0], inside[0], inside[1], inside[1]]),
+        np.array(inside),
         np.array([unit for unit, _ in units] + [size for _, size in units]),
         np.array(limits, dtype=np.float64),
         rotated,

@@ -299,7 +299,7 @@ def _short_factors(first: Stack, second: Stack) -> list[Factor] | None:
         count, width = side.rows.shape
         values, variances = np.empty((count, width)), np.empty((count, width), dtype=np.float32)
         sizes, spreads = np.zeros(count), np.zeros(count)
-        loaded("head_kernels").folded(
+        loaded("factor_kernels").folded(
             *side.stored(),
             side.columns,
             side.by,
