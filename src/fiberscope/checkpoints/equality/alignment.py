@@ -14,12 +14,8 @@ from fiberscope.checkpoints.equality.folded_parts import Vectors, held
 from fiberscope.checkpoints.equality.frame import Frame, candidates, is_centred_wiring
 from fiberscope.checkpoints.equality.heads import HeadMatch, carried, match_heads
 from fiberscope.checkpoints.equality.neuron_assignment import Scales
-from fiberscope.checkpoints.equality.neurons import (
-    NeuronMatch,
-    carried_mlp,
-    match_neurons,
-    scales_of,
-)
+from fiberscope.checkpoints.equality.neuron_fit import NeuronMatch
+from fiberscope.checkpoints.equality.neurons import carried_mlp, match_neurons, scales_of
 from fiberscope.checkpoints.equality.noisy import Noisy
 from fiberscope.checkpoints.equality.rows import Rows
 from fiberscope.checkpoints.equality.statistic import Statistic, statistic, statistic_of_parts

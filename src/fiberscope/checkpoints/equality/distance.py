@@ -22,7 +22,7 @@ from fiberscope.checkpoints.equality.circuits import blocks
 from fiberscope.checkpoints.equality.folded import FoldedModel
 from fiberscope.checkpoints.equality.folded_parts import FoldedAttention, FoldedMlp
 from fiberscope.checkpoints.equality.heads import carried
-from fiberscope.checkpoints.equality.neurons import carried_mlp, chosen
+from fiberscope.checkpoints.equality.neurons import carried_mlp
 from fiberscope.checkpoints.equality.normalised_heads import turned_to, with_positive_gains
 from fiberscope.checkpoints.equality.silence import reordered, silenced, with_constant
 
@@ -114,9 +114,9 @@ def _terms(first: FoldedModel, second: FoldedModel, found: Alignment) -> Iterato
         alive = np.flatnonzero(neurons.order >= 0)
         if neurons.mismatch or not alive.size:
             continue
-        moved = chosen(carried_mlp(first.mlp(a), frame), neurons.order[alive])
+        moved = carried_mlp(first.mlp(a), frame).chosen(neurons.order[alive])
         homogeneous = b.activation is Activation.HOMOGENEOUS
-        yield from _neurons(moved, chosen(second.mlp(b), alive), homogeneous)
+        yield from _neurons(moved, second.mlp(b).chosen(alive), homogeneous)
     rows_a, rows_b = first.unembedding[0], second.unembedding[0]
     if rows_a is not None and rows_b is not None and first.dense is None:
         for x, y in zip(rows_a.parts(), rows_b.parts(), strict=True):

@@ -19,7 +19,7 @@ from fiberscope.checkpoints.canonical.sections import coordinate, in_order, step
 from fiberscope.checkpoints.equality.alignment import Alignment
 from fiberscope.checkpoints.equality.frame import is_centred_wiring
 from fiberscope.checkpoints.equality.heads import HeadMatch
-from fiberscope.checkpoints.equality.neurons import NeuronMatch
+from fiberscope.checkpoints.equality.neuron_fit import NeuronMatch
 from fiberscope.checkpoints.equality.witness_mixed import (
     half_turns,
     mix_heads,

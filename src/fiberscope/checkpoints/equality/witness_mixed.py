@@ -19,7 +19,7 @@ from fiberscope.checkpoints.canonical.sections import coordinate
 from fiberscope.checkpoints.equality.factors import fit_basis
 from fiberscope.checkpoints.equality.heads import HeadMatch
 from fiberscope.checkpoints.equality.mixed_heads import MixedHeads
-from fiberscope.checkpoints.equality.neurons import NeuronMatch
+from fiberscope.checkpoints.equality.neuron_fit import NeuronMatch
 from fiberscope.checkpoints.equality.rotary_order import plane_order
 from fiberscope.checkpoints.equality.witness_steps import Arrays, Steps
 from fiberscope.checkpoints.ledger.rules import discrete, heads
