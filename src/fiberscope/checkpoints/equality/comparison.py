@@ -14,6 +14,7 @@ from fiberscope.checkpoints.equality.decision import decided
 from fiberscope.checkpoints.equality.distance import Distance, distance
 from fiberscope.checkpoints.equality.explanation import explanation
 from fiberscope.checkpoints.equality.folded import FoldedModel
+from fiberscope.checkpoints.equality.loops import prepare
 from fiberscope.checkpoints.equality.settings import differences
 from fiberscope.checkpoints.equality.statistic import Statistic
 from fiberscope.checkpoints.equality.stored import FORMATS, StoredModel
@@ -170,6 +171,10 @@ def compare_models(
     turned = FORMATS.index(first.dtype) > FORMATS.index(second.dtype)
     one, other = (second, first) if turned else (first, second)
     threads = min(threads, _affordable(first))
+    if first.architecture.parameters >= THREADED:
+        if progress is not None:
+            progress(0, 1, "loading loops (compiled once, which takes half a minute)")
+        prepare()
     if progress is not None:
         progress(0, 1, "outputs on probe inputs")
     error = _forward_error(first, second, seed)

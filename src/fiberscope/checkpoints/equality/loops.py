@@ -16,6 +16,19 @@ def loops(numbers: int, name: str = "kernels") -> ModuleType | None:
     return loaded(name) if numbers >= LEAST and is_installed() else None
 
 
+def prepare() -> None:
+    """Load all modules of loops, where they are at hand: the first time compiles them."""
+    if is_installed():
+        for name in (
+            "kernels",
+            "sum_kernels",
+            "residual_kernels",
+            "factor_kernels",
+            "head_kernels",
+        ):
+            loaded(name)
+
+
 @cache
 def is_installed() -> bool:
     """Whether Numba, the optional extra ``fast``, is there."""
