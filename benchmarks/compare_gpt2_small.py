@@ -123,7 +123,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     seconds: dict[str, list[float]] = {}
-    uncounted: dict[str, float] = {}
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -151,9 +150,9 @@ def main() -> None:
             "factored, numpy": lambda: factored_numpy(pairs),
             "factored, torch": lambda: factored_torch(pairs),
         }
-        # The first round is not counted: it compiles loops, and its files go to an idle disk, where
-        # every later one meets what the round before it left to be written.
-        for number in range(options.repeats + 1):
+        if "compare" not in missing:
+            compare()  # outside the clock, too: loops are compiled once
+        for _ in range(options.repeats):
             for name, part in parts.items():
                 if name in missing:
                     continue
@@ -164,11 +163,8 @@ def main() -> None:
                 except (UnavailableError, ImportError) as reason:
                     missing[name] = str(reason)
                     continue
-                print(f"{name}: {found:.2f} s{'' if number else ', not counted'}", file=sys.stderr)
-                if number:
-                    seconds.setdefault(name, []).append(found)
-                else:
-                    uncounted[name] = found
+                print(f"{name}: {found:.2f} s", file=sys.stderr)
+                seconds.setdefault(name, []).append(found)
         if options.dense:
             seconds["dense products"] = [dense(pairs, options.dense)]
     least = {name: min(values) for name, values in seconds.items() if values}
@@ -191,7 +187,6 @@ def main() -> None:
     result = {
         "seconds": least,
         "ratios": ratios,
-        "first round, not counted": uncounted,
         "missing": missing,
         "repeats": options.repeats,
     }
