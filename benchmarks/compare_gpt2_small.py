@@ -184,12 +184,7 @@ def main() -> None:
                 "limit": limit,
                 "holds": ratio <= limit,
             }
-    result = {
-        "seconds": least,
-        "ratios": ratios,
-        "missing": missing,
-        "repeats": options.repeats,
-    }
+    result = {"seconds": least, "ratios": ratios, "missing": missing, "repeats": options.repeats}
     print(json.dumps(result, indent=1))
     if options.json is not None:
         options.json.write_text(json.dumps(result))

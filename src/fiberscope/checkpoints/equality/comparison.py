@@ -171,7 +171,8 @@ def compare_models(
     turned = FORMATS.index(first.dtype) > FORMATS.index(second.dtype)
     one, other = (second, first) if turned else (first, second)
     threads = min(threads, _affordable(first))
-    if first.architecture.parameters >= THREADED:
+    # Numbers in float64 are not read by loops.
+    if first.architecture.parameters >= THREADED and "float64" not in formats:
         if progress is not None:
             progress(0, 1, "loading loops (compiled once, which takes half a minute)")
         prepare()

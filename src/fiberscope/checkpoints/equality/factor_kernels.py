@@ -82,8 +82,9 @@ def folded(
     """Folded rows from the ``first`` on, and their variances in units in float32.
 
     They are entered from column ``at`` on; squared norms and summed variances are added up.
-    ``by`` and the first three of ``settings`` are those of ``kernels.residuals``, and ``in_units``
-    what of ``by`` variances are made of in units. Returns the least and the largest squared norm.
+    ``by`` and the first three of ``settings`` are those of ``residual_kernels.residuals``, and
+    ``in_units`` what of ``by`` variances are made of in units. Returns the least and the largest
+    squared norm.
     """
     count, width = len(sizes), by.shape[1]
     rows, bits = np.empty((BLOCK, width + PADDING), np.float32), np.empty(width, np.uint32)

@@ -60,14 +60,13 @@ def inverted(matrix: Array, inverse: Array) -> bool:
     for i in range(len(matrix)):
         for j in range(len(matrix)):
             inverse[i, j] = found[i, j]
-    # Written so that what is not a number is not trusted.
+    # What is not a finite number, the inversion refuses itself.
     return squares_of(matrix)[0] * squares_of(inverse)[0] < FARTHEST * FARTHEST
 
 
 @compiled(
     "f8(f8[:,::1], f8[:,::1], f8[:,::1], f4[:,::1], f4[:,::1], f8[::1], f8[:,::1], f8[:,::1],"
-    "f8[:,::1],"
-    "f8, f8, f8, b1, f8[:,::1])"
+    "f8[:,::1], f8, f8, f8, b1, f8[:,::1])"
 )
 def left_over(
     matrix: Array,
@@ -85,7 +84,7 @@ def left_over(
     rotated: bool,
     found: Array,
 ) -> float:
-    """Rows of ``second`` less ``matrix @ first``, measured as by ``kernels.residuals``.
+    """Rows of ``second`` less ``matrix @ first``, measured as by ``residual_kernels.residuals``.
 
     Parameters
     ----------
@@ -97,7 +96,7 @@ def left_over(
         Squared norms, summed variances (in units) and mean variances of the rows of the first and
         second, ``(2, r)``.
     found
-        Receives what ``kernels.residuals`` finds, ``(r, 6)``.
+        Receives what ``residual_kernels.residuals`` finds, ``(r, 6)``.
 
     Returns
     -------
